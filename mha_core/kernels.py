@@ -1,0 +1,222 @@
+"""The attention equation in reading order, and three kernels that compute it.
+
+Softmax(q kᵀ · scale) v (Vaswani et al. 2017, eq. 1) with masks where True = may attend. The kernels differ in memory
+and speed, never in numbers. Nothing here has parameters; q, k and v come from the module in attention.py.
+
+Axes: B batch, H heads, Sq queries, Sk keys, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha_core.errors import MhaError, Suggestion
+from mha_core.masks import Fill, check_mask, resolve_fill
+
+CHUNK_ROWS = 256  # queries per step of the chunked kernel: at S = 8192 it holds 1/32 of the S x S matrix
+
+
+def attention_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Compute q kᵀ · scale. (..., Sq, D), (..., Sk, D) -> (..., Sq, Sk).
+
+    The scale goes onto q, not onto the product: in float16 the raw product passes 65504 long before the scaled one.
+    """
+    return torch.matmul(q * scale, k.transpose(-2, -1))
+
+
+def mask_scores(scores: Tensor, mask: Tensor | None, fill: Fill | float = "zero") -> Tensor:
+    """Put the fill where the mask is False. (..., Sq, Sk) -> (..., Sq, Sk)."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, resolve_fill(fill, scores.dtype)[0])
+
+
+def attention_weights(
+    scores: Tensor, mask: Tensor | None = None, fill: Fill | float = "zero", *, overwrite: bool = False
+) -> Tensor:
+    """Turn scores into weights: fill, softmax over the keys, zero the rows without an allowed key.
+
+    Args:
+        scores: (..., Sq, Sk).
+        mask: boolean, broadcastable to the scores, True = may attend; None allows all.
+        fill: see `mha_core.masks.MaskSpec`.
+        overwrite: let the result take the place of `scores` where autograd allows, to save one S x S matrix.
+
+    Returns:
+        (..., Sq, Sk); torch sums the softmax in float32 at least, whatever the dtype of the scores.
+    """
+    in_place = overwrite and not (torch.is_grad_enabled() and scores.requires_grad)
+    if mask is not None:
+        value, zero_empty_rows = resolve_fill(fill, scores.dtype)
+        scores = scores.masked_fill_(~mask, value) if in_place else scores.masked_fill(~mask, value)
+    weights = torch.softmax(scores, -1, out=scores) if in_place else torch.softmax(scores, -1)
+    if mask is not None and zero_empty_rows:
+        # The fill is finite, so an empty row is uniform here, not NaN, and its gradient is an exact zero as well.
+        has_key = mask.any(-1, keepdim=True)
+        if not has_key.all():
+            weights = weights.masked_fill(~has_key, 0.0)
+    return weights
+
+
+def scaled_dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    fill: Fill | float = "zero",
+) -> tuple[Tensor, Tensor]:
+    """Attend: the equation, in reading order.
+
+    Args:
+        q: (..., Sq, D). k: (..., Sk, D). v: (..., Sk, Dv).
+        mask: boolean, broadcastable to (..., Sq, Sk), True = may attend.
+        scale: factor on q kᵀ; None means 1/sqrt(D).
+        fill: what replaces a hidden score; see `mha_core.masks.MaskSpec`.
+
+    Returns:
+        Output (..., Sq, Dv) and weights (..., Sq, Sk).
+
+    Raises:
+        MhaError: lengths, widths, leading axes or the mask do not fit.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
+    """
+    check_qkv(q, k, v)
+    if mask is not None:
+        _check_mask_of(q, k, mask)
+    scores = attention_scores(q, k, q.shape[-1] ** -0.5 if scale is None else scale)
+    weights = attention_weights(scores, mask, fill)
+    return torch.matmul(weights.to(v.dtype), v), weights
+
+
+def _check_mask_of(q: Tensor, k: Tensor, mask: Tensor) -> None:
+    leading = q.shape[:-2]
+    if len(leading) > 2:
+        raise MhaError("query", tuple(q.shape), "at most four axes when a mask is given: (B, H, Sq, D)")
+    batch, heads = (1,) * (2 - len(leading)) + tuple(leading)
+    if len(leading) == 1:  # (N, Sq, D): the one leading axis is what a three-axis mask means
+        batch, heads = heads, 1
+        check_mask(mask[:, None] if mask.ndim == 3 else mask, batch, heads, q.shape[-2], k.shape[-2])
+        return
+    check_mask(mask, batch, heads, q.shape[-2], k.shape[-2])
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k, v that do not fit: torch's fused kernel on CPU does not check and can read outside the tensors.
+
+    Raises:
+        MhaError: fewer than two axes, or leading axes, widths or lengths differ.
+    """
+    for name, tensor in (("query", q), ("key", k), ("value", v)):
+        if tensor.ndim < 2:
+            raise MhaError(name, tuple(tensor.shape), "at least two axes: (..., S, D)")
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        problem = f"batch and heads of q, k and v must be equal: {shapes}; expand them yourself if you mean to share"
+        raise MhaError("key", tuple(k.shape[:-2]), f"leading axes {tuple(q.shape[:-2])}", problem=problem)
+    if q.shape[-1] != k.shape[-1]:
+        raise MhaError("key", k.shape[-1], f"as wide as the query: {q.shape[-1]}")
+    if k.shape[-2] != v.shape[-2]:
+        problem = f"there are {k.shape[-2]} keys but {v.shape[-2]} values; every key needs its value"
+        raise MhaError("value", v.shape[-2], f"as long as the key: {k.shape[-2]}", problem=problem)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """What a kernel needs besides q, k, v and the mask: the scale, the fill, and dropout on the weights."""
+
+    scale: float
+    fill: Fill | float = "zero"
+    dropout: float = 0.0
+    generator: torch.Generator | None = None
+    need_weights: bool = True
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, KernelCall], tuple[Tensor, Tensor | None]]
+
+
+def explicit_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the whole S x S matrix. Returns context (B, H, Sq, D) and weights (B, H, Sq, Sk)."""
+    weights = attention_weights(attention_scores(q, k, call.scale), mask, call.fill, overwrite=True)
+    weights = drop_weights(weights, call.dropout, call.generator)
+    return torch.matmul(weights.to(v.dtype), v), weights
+
+
+def chunked_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall
+) -> tuple[Tensor, Tensor | None]:
+    """Compute `CHUNK_ROWS` queries at a time, keeping the weights only when they are wanted."""
+    contexts: list[Tensor] = []
+    kept: list[Tensor] = []
+    for first in range(0, max(q.shape[-2], 1), CHUNK_ROWS):
+        rows = slice(first, first + CHUNK_ROWS)
+        mask_rows = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
+        context, weights = explicit_kernel(q[..., rows, :], k, v, mask_rows, call)
+        contexts.append(context)
+        if call.need_weights and weights is not None:
+            kept.append(weights)
+    return torch.cat(contexts, dim=-2), torch.cat(kept, dim=-2) if kept else None
+
+
+def sdpa_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall) -> tuple[Tensor, Tensor | None]:
+    """Call torch's fused `scaled_dot_product_attention`, which never gives the weights.
+
+    Rows without an allowed key are shown every key and zeroed afterwards: what torch returns for them differs between
+    its backends.
+
+    Raises:
+        MhaError: a fill other than "zero" (the fused softmax fills by itself), or dropout with a generator.
+    """
+    if call.fill != "zero":
+        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(fill="zero")]
+        problem = f"the fused kernel fills hidden scores by itself and cannot use {call.fill}"
+        raise MhaError("fill", call.fill, "zero with kernel sdpa", try_, problem=problem)
+    if call.dropout and call.generator is not None:
+        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(dropout=0.0)]
+        problem = "the fused kernel draws dropout from torch's global generator, so a seed cannot repeat it"
+        raise MhaError("dropout", call.dropout, "0 with kernel sdpa and a generator", try_, problem=problem)
+    empty_rows = None if mask is None else ~mask.any(-1, keepdim=True)
+    if mask is not None and empty_rows is not None and empty_rows.any():
+        mask = mask | empty_rows
+    else:
+        empty_rows = None
+    context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, scale=call.scale)
+    return (context if empty_rows is None else context.masked_fill(empty_rows, 0.0)), None
+
+
+KERNELS: dict[str, Kernel] = {"explicit": explicit_kernel, "chunked": chunked_kernel, "sdpa": sdpa_kernel}
+
+
+def drop_weights(weights: Tensor, probability: float, generator: torch.Generator | None = None) -> Tensor:
+    """Drop weights with the given probability and scale the kept ones by 1 / (1 - p), as `torch.nn.Dropout`."""
+    if not probability:
+        return weights
+    kept = torch.empty_like(weights).bernoulli_(1 - probability, generator=generator)
+    return weights * kept / (1 - probability)
+
+
+def rotate_positions(tensor: Tensor, theta: float, first: int = 0) -> Tensor:
+    """Turn each pair of channels (d, d + D/2) by position · theta^(-2d/D).
+
+    Args:
+        tensor: (..., S, D), D even.
+        theta: base of the angles.
+        first: position of the first token; may be negative.
+
+    Source: Su et al. 2021, RoFormer, eq. 34, with the half-split pairing of transformers' LLaMA and GPT-NeoX.
+    """
+    length, width = tensor.shape[-2:]
+    positions = torch.arange(first, first + length, dtype=torch.float64)
+    angles = positions[:, None] * theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # (S, D/2)
+    cos, sin = (table.to(tensor.device, tensor.dtype) for table in (angles.cos(), angles.sin()))
+    left, right = tensor.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)

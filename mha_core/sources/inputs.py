@@ -1,0 +1,212 @@
+"""Inputs of the attention layer: embedded text or random numbers, as one `Inputs` record.
+
+Random embeddings are drawn per token from the seed and the token itself: the same token has the same vector in every
+text, at every place, in every process. Real token embeddings belong to the trained models, not here.
+
+Axes: B batch, Sq queries, Sk keys, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mha_core.config import AttentionConfig, require_choice, require_int
+from mha_core.errors import MhaError, Suggestion
+from mha_core.init_schemes import generator_for
+from mha_core.sources.tokens import DEFAULT_TEXT, TokenBatch, Tokenizer, tokenise
+
+Positions = Literal["none", "sinusoidal", "rotary"]
+Distribution = Literal["normal", "uniform", "constant", "one_hot"]
+MAX_BATCH = 512
+MAX_LENGTH = 65_536
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text to embed, one sequence per line.
+
+    Args:
+        text: the query side; also the key side unless `memory_text` is given.
+        memory_text: a second text to attend to (cross-attention); one line serves every line of `text`.
+        tokenizer: "word" or "char".
+
+    Raises:
+        MhaError: not text, or an unknown tokenizer.
+    """
+
+    text: str = DEFAULT_TEXT
+    memory_text: str | None = None
+    tokenizer: Tokenizer = "word"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise MhaError("text", self.text, "text", [Suggestion.of("the example sentence", text=DEFAULT_TEXT)])
+        if self.memory_text is not None and not isinstance(self.memory_text, str):
+            raise MhaError("memory_text", self.memory_text, "text, or none", [Suggestion.of(memory_text=None)])
+        require_choice("tokenizer", self.tokenizer, get_args(Tokenizer))
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Random embeddings of a given size.
+
+    Args:
+        batch: B. q_len: Sq. k_len: Sk; None means self-attention, keys and queries being the same tensor.
+        distribution: "normal" N(0, 1), "uniform" on [-√3, √3] (variance 1), "constant" (all ones), or "one_hot"
+            (token i is the unit vector i mod E).
+
+    Raises:
+        MhaError: a size out of range or an unknown distribution.
+    """
+
+    batch: int = 2
+    q_len: int = 16
+    k_len: int | None = None
+    distribution: Distribution = "normal"
+
+    def __post_init__(self) -> None:
+        require_int("batch", self.batch, 1, MAX_BATCH)
+        require_int("q_len", self.q_len, 1, MAX_LENGTH)
+        if self.k_len is not None:
+            require_int("k_len", self.k_len, 1, MAX_LENGTH)
+        require_choice("distribution", self.distribution, get_args(Distribution))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of an input, known before any tensor exists: B, Sq, Sk, the token labels and the real key lengths."""
+
+    q_tokens: TokenBatch
+    k_tokens: TokenBatch
+    is_cross: bool
+
+    @property
+    def batch(self) -> int:
+        """Number B of sequences."""
+        return self.q_tokens.batch
+
+    @property
+    def q_len(self) -> int:
+        """Number Sq of queries."""
+        return self.q_tokens.length
+
+    @property
+    def k_len(self) -> int:
+        """Number Sk of keys."""
+        return self.k_tokens.length
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Embeddings: query (B, Sq, E), key (B, Sk, kdim), value (B, Sk, vdim); one tensor where they are the same."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        """Change the number format; inputs that are one tensor stay one tensor."""
+        changed = {id(tensor): tensor.to(dtype) for tensor in (self.query, self.key, self.value)}
+        return Inputs(changed[id(self.query)], changed[id(self.key)], changed[id(self.value)])
+
+
+def measure(source: TextSource | RandomSource) -> Sizes:
+    """Find the sizes and labels of an input.
+
+    Raises:
+        MhaError: no token, or two texts whose numbers of lines do not fit.
+    """
+    if isinstance(source, RandomSource):
+        q_tokens = _numbered(source.batch, source.q_len)
+        k_tokens = q_tokens if source.k_len is None else _numbered(source.batch, source.k_len)
+        return Sizes(q_tokens, k_tokens, source.k_len is not None)
+    q_tokens = tokenise(source.text, source.tokenizer)
+    if source.memory_text is None:
+        return Sizes(q_tokens, q_tokens, False)
+    k_tokens = tokenise(source.memory_text, source.tokenizer, field="memory_text")
+    if k_tokens.batch == 1:
+        k_tokens = TokenBatch(k_tokens.sequences * q_tokens.batch)
+    if k_tokens.batch != q_tokens.batch:
+        problem = (
+            f"text has {q_tokens.batch} lines, but memory_text has {k_tokens.batch}; each line attends to one line"
+        )
+        need = f"1 line or {q_tokens.batch} lines"
+        fewer = "\n".join(source.memory_text.splitlines()[:1])
+        try_ = [
+            Suggestion(((("memory_text"), fewer),), "its first line for every line of text"),
+            Suggestion.of("no second text", memory_text=None),
+        ]
+        raise MhaError("memory_text", f"{k_tokens.batch} lines", need, try_, problem=problem)
+    return Sizes(q_tokens, k_tokens, True)
+
+
+def _numbered(batch: int, length: int) -> TokenBatch:
+    return TokenBatch((tuple(map(str, range(length))),) * batch)
+
+
+def embed(
+    source: TextSource | RandomSource, sizes: Sizes, config: AttentionConfig, positions: Positions, seed: int
+) -> Inputs:
+    """Draw the embeddings, float32; sinusoidal positions are added, rotary ones are left to the layer."""
+
+    def draw(tokens: TokenBatch, width: int, side: str) -> Tensor:
+        if isinstance(source, TextSource):
+            vectors = _embed_tokens(tokens, width, seed)
+        else:
+            vectors = _draw_random(source, tokens, width, seed, side)
+        return vectors + sinusoidal_positions(tokens.length, width) if positions == "sinusoidal" else vectors
+
+    query = draw(sizes.q_tokens, config.embed_dim, "query")
+    shared = not sizes.is_cross and config.key_dim == config.embed_dim
+    key = query if shared else draw(sizes.k_tokens, config.key_dim, "memory" if sizes.is_cross else "query")
+    shared = config.value_dim == config.key_dim
+    value = key if shared else draw(sizes.k_tokens, config.value_dim, "memory" if sizes.is_cross else "query")
+    return Inputs(query, key, value)
+
+
+def token_vector(token: str, width: int, seed: int) -> Tensor:
+    """Draw the embedding of one token, N(0, 1), from the seed and the token alone. Returns (width,)."""
+    return torch.randn(width, generator=generator_for(seed, "token", token))
+
+
+def _embed_tokens(tokens: TokenBatch, width: int, seed: int) -> Tensor:
+    """(B, S, width)."""
+    vocabulary = {token: row for row, token in enumerate(dict.fromkeys(t for line in tokens.padded for t in line))}
+    table = torch.stack([token_vector(token, width, seed) for token in vocabulary])  # (V, width)
+    rows = torch.tensor([[vocabulary[token] for token in line] for line in tokens.padded])  # (B, S)
+    return table[rows]
+
+
+def _draw_random(source: RandomSource, tokens: TokenBatch, width: int, seed: int, side: str) -> Tensor:
+    """(B, S, width)."""
+    shape, rng = (tokens.batch, tokens.length, width), generator_for(seed, "random", side)
+    return DISTRIBUTIONS[source.distribution](shape, rng)
+
+
+def _one_hot(shape: tuple[int, int, int], rng: torch.Generator) -> Tensor:
+    rows = torch.eye(shape[2])[torch.arange(shape[1]) % shape[2]]  # (S, width)
+    return rows.expand(shape).clone()
+
+
+DISTRIBUTIONS: dict[str, Callable[[tuple[int, int, int], torch.Generator], Tensor]] = {
+    "normal": lambda shape, rng: torch.randn(shape, generator=rng),
+    "uniform": lambda shape, rng: (torch.rand(shape, generator=rng) * 2 - 1) * 3**0.5,
+    "constant": lambda shape, rng: torch.ones(shape),
+    "one_hot": _one_hot,
+}
+
+
+def sinusoidal_positions(length: int, width: int) -> Tensor:
+    """Give sin/cos position vectors (S, width): channels 2i and 2i+1 turn with 10000^(-2i/width).
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+    channel = torch.arange(0, width, 2, dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * 10_000.0 ** (-channel / width)  # (S, ceil(width/2))
+    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)  # (S, 2*ceil(width/2))
+    return table[:, :width].float()
