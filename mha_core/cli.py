@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -92,8 +93,17 @@ def save_npz(result: Run, path: Path) -> None:
         tokens=np.array(result.sizes.q_tokens.padded),
         memory_tokens=np.array(result.sizes.k_tokens.padded),
         experiment=np.array(result.experiment.to_json()),
-        **{name: (tensor if double else tensor.float()).numpy() for name, tensor in arrays.items()},  # type: ignore[arg-type]
+        **{name: (tensor if double else tensor.float()).numpy() for name, tensor in arrays.items()},
     )
+
+
+def _without_nan(value: Any) -> Any:
+    """Replace NaN and infinities by None: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_summary(summary: dict[str, Any]) -> None:
@@ -117,7 +127,7 @@ def command_run(options: argparse.Namespace) -> int:
     summary = summarise(result)
     if options.save is not None:
         save_npz(result, options.save)
-    print(json.dumps(summary, ensure_ascii=False)) if options.json else print_summary(summary)
+    print(json.dumps(_without_nan(summary), ensure_ascii=False)) if options.json else print_summary(summary)
     return EXIT_FINDING if any(finding["kind"] in ALARMING for finding in summary["findings"]) else EXIT_FINE
 
 

@@ -19,7 +19,7 @@ from mha_core import config, init_schemes, masks
 from mha_core.errors import FieldValue, MhaError, Suggestion
 from mha_core.sources import inputs, tokens
 
-Kind = Literal["int", "float", "bool", "choice", "flags", "text", "matrix"]
+Kind = Literal["int", "float", "bool", "choice", "flags", "ints", "text", "matrix"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "autocast"]
 MAX_PACKED_CHARACTERS = 400_000
 PACK_ABOVE = 200  # characters: longer texts are compressed in a link
@@ -142,6 +142,12 @@ def _read_flags(field: Field, text: str) -> FieldValue:
     return tuple(word for word in field.choices if word in chosen)
 
 
+def _read_ints(field: Field, text: str) -> FieldValue:
+    """Whole numbers with commas, kept as their digits."""
+    numbers = sorted({_read_int(field, word) for word in text.split(",") if word.strip() not in ("", "none")})  # type: ignore[type-var]
+    return tuple(map(str, numbers))
+
+
 def _read_text(field: Field, text: str) -> FieldValue:
     value = unpack_text(field.name, text)
     if len(value) > tokens.MAX_CHARACTERS:
@@ -156,6 +162,7 @@ _READERS: dict[str, Callable[[Field, str], FieldValue]] = {
     "bool": _read_bool,
     "choice": _read_choice,
     "flags": _read_flags,
+    "ints": _read_ints,
     "text": _read_text,
     "matrix": lambda field, text: masks.parse_custom(unpack_text(field.name, text)),
 }
@@ -238,28 +245,31 @@ FIELDS: dict[str, Field] = {
 DEFAULTS: dict[str, FieldValue] = {name: field.default for name, field in FIELDS.items()}
 
 
-def read_query(query: Mapping[str, str]) -> tuple[dict[str, FieldValue], list[str]]:
+def read_query(
+    query: Mapping[str, str], fields: Mapping[str, Field] = FIELDS
+) -> tuple[dict[str, FieldValue], list[str]]:
     """Read the fields of a link, one by one.
 
     Args:
         query: decoded names and values.
+        fields: the fields it may speak of.
 
     Returns:
         Every field (defaults where nothing or nothing good was said), and one sentence per unknown or bad entry.
     """
-    values, problems = dict(DEFAULTS), []
+    values, problems = {name: field.default for name, field in fields.items()}, []
     for name, text in query.items():
-        if name not in FIELDS:
+        if name not in fields:
             problems.append(f"{name[:40]!r} is not a setting of this product; it is left out.")
             continue
         try:
-            values[name] = FIELDS[name].read(text)
+            values[name] = fields[name].read(text)
         except MhaError as error:
-            default = FIELDS[name].write(FIELDS[name].default)
+            default = fields[name].write(fields[name].default)
             problems.append(f"{error.problem}; the default {default[:40]} is used.")
     return values, problems
 
 
-def write_query(values: Mapping[str, FieldValue]) -> dict[str, str]:
+def write_query(values: Mapping[str, FieldValue], fields: Mapping[str, Field] = FIELDS) -> dict[str, str]:
     """Write the fields that differ from their defaults."""
-    return {name: FIELDS[name].write(value) for name, value in values.items() if value != FIELDS[name].default}
+    return {name: fields[name].write(value) for name, value in values.items() if value != fields[name].default}

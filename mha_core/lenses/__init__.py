@@ -1,1 +1,1 @@
-"""Lenses: pure functions from a `Run` (or an `Experiment`) to frozen records of data; how they look is decided elsewhere."""
+"""Lenses: pure functions from a `Run` (or an `Experiment`) to frozen records of data; looks are decided elsewhere."""

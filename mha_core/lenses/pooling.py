@@ -52,7 +52,7 @@ def pool_maps(maps: Tensor, allowed: Tensor, side: int, pooling: Pooling = "max"
     def blocks(tensor: Tensor, filler: float) -> Tensor:
         """(H, Sq, Sk) -> (H, Pq, Pk, q_block * k_block)."""
         padded = F.pad(tensor, padding, value=filler)
-        return rearrange(padded, "h (p q) (r k) -> h p r (q k)", q=q_block, k=k_block)  # type: ignore[no-any-return]
+        return rearrange(padded, "h (p q) (r k) -> h p r (q k)", q=q_block, k=k_block)
 
     shown = blocks(allowed, False)
     hidden = ~shown.any(-1)

@@ -1,0 +1,13 @@
+"""The router: which pages there are, and nothing else.
+
+The first page answers at `/` and at its own address, so that every page has a link of its own.
+"""
+
+import streamlit as st
+
+ATTENTION = "pages/1_Attention.py"
+PAGES = {"Attention": ATTENTION}
+
+home = st.Page(ATTENTION, title="Attention", url_path="home", default=True, visibility="hidden")
+pages = [st.Page(path, title=title, url_path=title.replace(" ", "_")) for title, path in PAGES.items()]
+st.navigation([home, *pages]).run()

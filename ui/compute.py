@@ -1,0 +1,158 @@
+"""Cached answers: an experiment in, data out. The only cache decorators of the product.
+
+Keys are experiments and small words, never arrays: Streamlit samples large arrays when it hashes them and then gives
+wrong answers. Large runs have a cache of their own with two places, so that what is kept stays bounded; all work goes
+through one gate, so that a heavy request cannot take every core.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import streamlit as st
+import torch
+from numpy.typing import NDArray
+
+from mha_core.budget import run_bytes
+from mha_core.experiment import Experiment, Run, prepare, run
+from mha_core.lenses import findings, head_stats
+from mha_core.lenses.head_stats import HeadSimilarity, HeadStats
+from mha_core.lenses.pooling import PooledMaps, Pooling, pool_maps
+from ui.head_grid import GridMaps, encode_maps
+
+SMALL_RUN_BYTES = 8 * 2**20
+GRID_SIDES = (256, 192, 128, 96, 64, 48, 32, 16)
+MAP_SIDE = 128  # cells a side of the large map: plotly stays under one frame and 90 kB
+CELLS = 16 * 256 * 256  # of all heads together, at most
+_gate = threading.Semaphore(os.cpu_count() or 1)
+_KEY: dict[str | type[Any], Callable[[Any], Any]] = {Experiment: Experiment.to_json}
+
+
+def run_experiment(experiment: Experiment) -> Run:
+    """Run an experiment, or give the run that is kept. Its tensors are shared: read them only.
+
+    Raises:
+        MhaError: the sizes do not fit; asked before anything is computed.
+    """
+    sizes = prepare(experiment)
+    need = run_bytes(experiment.attention, sizes.batch, sizes.q_len, sizes.k_len, experiment.torch_dtype.itemsize)
+    return _small_run(experiment) if need <= SMALL_RUN_BYTES else _large_run(experiment)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False, hash_funcs=_KEY)
+def _small_run(experiment: Experiment) -> Run:
+    with _gate:
+        return run(experiment)
+
+
+@st.cache_resource(max_entries=2, show_spinner="Computing a long sequence", hash_funcs=_KEY)
+def _large_run(experiment: Experiment) -> Run:
+    with _gate:
+        return run(experiment)
+
+
+def stage_of(result: Run, stage: str, sample: int) -> torch.Tensor:
+    """Give the tensor a stage shows, for one sequence: (H, Sq, Sk)."""
+    tensor = {"weights": result.weights, "scores": result.scores}.get(stage)
+    if tensor is not None:
+        return tensor[sample]
+    return result.masked_scores[sample]
+
+
+def hidden_matter(stage: str) -> bool:
+    """Say whether the mask hides cells at this stage; scores before the mask have none."""
+    return stage != "scores"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The head grid of one sequence: encoded maps, exact pooled values, and how far they are pooled."""
+
+    maps: GridMaps
+    values: NDArray[np.float32]
+    q_block: int
+    k_block: int
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> Grid:
+    """Encode the maps of all heads, pooled as little as their share of bytes allows."""
+    result = run_experiment(experiment)
+    with _gate:
+        maps, allowed = stage_of(result, stage, sample), _allowed(result, stage, sample)
+        heads, longest = maps.shape[0], max(maps.shape[-2:])
+        sides = [side for side in GRID_SIDES if side == GRID_SIDES[-1] or heads * min(side, longest) ** 2 <= CELLS]
+        previous = (0, 0)
+        for side in sides:
+            pooled = pool_maps(maps, allowed, side, _pooling(pooling))
+            if (pooled.q_block, pooled.k_block) == previous:
+                continue  # the blocks did not grow: nothing would be smaller
+            previous = (pooled.q_block, pooled.k_block)
+            values = pooled.values.numpy()
+            encoded = encode_maps(values, pooled.hidden.numpy())
+            if encoded is not None:
+                return Grid(encoded, values, pooled.q_block, pooled.k_block)
+    raise AssertionError("16 x 16 cells per head always fit")
+
+
+@dataclass(frozen=True)
+class LargeMap:
+    """One head's map for the large picture: values with NaN where hidden, and the block each cell stands for."""
+
+    values: NDArray[np.float32]
+    q_block: int
+    k_block: int
+
+
+def large_map(experiment: Experiment, sample: int, stage: str, head: int, pooling: str) -> LargeMap:
+    """Give one head's map, pooled to at most 128 cells a side."""
+    pooled = pool_head(run_experiment(experiment), sample, stage, head, pooling)
+    values = pooled.values[0].masked_fill(pooled.hidden[0], torch.nan).numpy()
+    return LargeMap(values, pooled.q_block, pooled.k_block)
+
+
+def pool_head(result: Run, sample: int, stage: str, head: int, pooling: str) -> PooledMaps:
+    """Pool one head's map."""
+    one = slice(head, head + 1)
+    maps, allowed = stage_of(result, stage, sample)[one], _allowed(result, stage, sample)[one]
+    return pool_maps(maps, allowed, MAP_SIDE, _pooling(pooling))
+
+
+def _allowed(result: Run, stage: str, sample: int) -> torch.Tensor:
+    allowed = result.allowed[sample]
+    return allowed if hidden_matter(stage) else torch.ones(1, 1, 1, dtype=torch.bool).expand(allowed.shape)
+
+
+def _pooling(pooling: str) -> Pooling:
+    return "mean" if pooling == "mean" else "max"
+
+
+def query_rows(experiment: Experiment, sample: int, queries: tuple[int, ...], combine: str) -> NDArray[np.float32]:
+    """Give the weights of some query tokens, joined by their sum or mean: (H, Sk)."""
+    rows = run_experiment(experiment).weights[sample, :, list(queries)].float()  # (H, R, Sk)
+    return (rows.sum(1) if combine == "sum" else rows.mean(1)).numpy()
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def statistics(experiment: Experiment, sample: int) -> tuple[HeadStats, ...]:
+    """Describe every head."""
+    return head_stats.head_stats(run_experiment(experiment), sample)
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def similarity(experiment: Experiment, sample: int) -> HeadSimilarity:
+    """Compare all heads."""
+    result = run_experiment(experiment)
+    with _gate:
+        return head_stats.head_similarity(result, sample)
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def notices(experiment: Experiment, sample: int) -> tuple[findings.Finding, ...]:
+    """Find what is worth noticing."""
+    return findings.find(run_experiment(experiment), sample)

@@ -1,0 +1,165 @@
+"""The one truth of a session: flat fields, kept in session state and mirrored in the address.
+
+The only place that touches `st.session_state` and `st.query_params`. The fields are those of the experiment
+(mha_core.fields) and of the view (below); widgets are filled from them before they are drawn and write back through
+`take`. A field set here is what every page shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from mha_core.errors import FieldValue, MhaError
+from mha_core.experiment import Experiment
+from mha_core.fields import DEFAULTS, FIELDS, Field, read_query, write_query
+from mha_core.masks import parse_custom
+from mha_core.sources.matrix_file import read_matrix
+
+MAX_TOKENS_CHOSEN = 65_536
+VIEW_FIELDS: dict[str, Field] = {
+    field.name: field
+    for field in (
+        Field("stage", "view", "choice", "weights", "which tensor the maps show", ("weights", "scores", "masked")),
+        Field("colour", "view", "choice", "fixed", "how values become colours", ("fixed", "head", "log")),
+        Field("pooling", "view", "choice", "max", "what a cell of a pooled map keeps", ("max", "mean")),
+        Field("head", "view", "int", 0, "chosen head", minimum=0, maximum=1023),
+        Field("sequence", "view", "int", 0, "sequence of the batch", minimum=0, maximum=511),
+        Field("panel", "view", "choice", "bars", "what is below", ("bars", "lines", "statistics", "similarity")),
+        Field("queries", "view", "ints", (), "chosen query tokens", minimum=0, maximum=MAX_TOKENS_CHOSEN),
+        Field("combine", "view", "choice", "mean", "how several query tokens are joined", ("mean", "sum")),
+        Field("line_heads", "view", "choice", "chosen", "whose lines are drawn", ("chosen", "all")),
+    )
+}
+ALL_FIELDS = FIELDS | VIEW_FIELDS
+_FIELDS, _WRITTEN, _PROBLEMS = "fields", "written_query", "link_problems"
+_LAST_GOOD, _DRAFT = "last_good", "mask_draft"
+
+
+def open_link() -> None:
+    """Take over the address when it is not the one this session wrote: a fresh link, an edited one, or "back"."""
+    query = st.query_params.to_dict()
+    if _FIELDS in st.session_state and (not query or query == st.session_state[_WRITTEN]):
+        return
+    st.session_state[_FIELDS], st.session_state[_PROBLEMS] = read_query(query, ALL_FIELDS)
+    st.session_state[_WRITTEN] = query
+
+
+def write_link() -> None:
+    """Make the address say what the session shows."""
+    query = write_query(st.session_state[_FIELDS], ALL_FIELDS)
+    if query != st.query_params.to_dict():
+        st.query_params.from_dict(query)
+    st.session_state[_WRITTEN] = query
+
+
+def link_problems() -> list[str]:
+    """Give what was wrong with the link, one sentence each."""
+    problems: list[str] = st.session_state[_PROBLEMS]
+    return problems
+
+
+def forget_problems() -> None:
+    """Stop showing what was wrong with the link."""
+    st.session_state[_PROBLEMS] = []
+
+
+def get(name: str) -> Any:
+    """Give the value of a field."""
+    return st.session_state[_FIELDS][name]
+
+
+def put(**changes: FieldValue) -> None:
+    """Change fields; for callbacks, which run before the page is drawn again."""
+    st.session_state[_FIELDS] = st.session_state[_FIELDS] | changes
+
+
+def reset() -> None:
+    """Return every field to its default."""
+    st.session_state[_FIELDS] = {name: field.default for name, field in ALL_FIELDS.items()}
+    forget_problems()
+
+
+def widget_key(name: str, value: object) -> str:
+    """Fill the widget of a field before it is drawn; returns the widget's key."""
+    key = f"field_{name}"
+    st.session_state[key] = value
+    return key
+
+
+def take(name: str, convert: Callable[[Any], FieldValue] | None = None) -> None:
+    """Take a widget's value into its field; the `on_change` of every control."""
+    value = st.session_state[f"field_{name}"]
+    put(**{name: value if convert is None else convert(value)})
+
+
+def take_custom_mask() -> None:
+    """Take the typed custom mask; what cannot be read stays in its box, with the reason."""
+    _take_matrix(st.session_state["field_custom_mask"], lambda text: parse_custom(text) if text.strip() else None)
+
+
+def take_custom_file() -> None:
+    """Take an uploaded custom mask."""
+    upload = st.session_state["custom_file"]
+    if upload is not None:
+        _take_matrix("", lambda _: read_matrix(upload.name, upload.getvalue()))
+
+
+def _take_matrix(typed: str, read: Callable[[str], FieldValue]) -> None:
+    try:
+        put(custom_mask=read(typed))
+        st.session_state[_DRAFT] = ("", None)
+    except MhaError as error:
+        st.session_state[_DRAFT] = (typed, error)
+        put(custom_mask=None)
+
+
+def mask_draft() -> tuple[str, MhaError | None]:
+    """Give the custom mask that could not be read, and why."""
+    draft: tuple[str, MhaError | None] = st.session_state.get(_DRAFT, ("", None))
+    return draft
+
+
+def take_event(key: str, event: str) -> Any:
+    """Give the payload of a component's event, inside its callback."""
+    return getattr(st.session_state[key], event, None)
+
+
+def current_experiment() -> tuple[Experiment, MhaError | None]:
+    """Build the experiment that the fields describe.
+
+    Returns:
+        The experiment and None; or, where the fields contradict one another, the last experiment that worked and the
+        error that says why.
+    """
+    draft_error = mask_draft()[1]
+    if draft_error is not None and "custom" in get("mask"):
+        return last_good(), draft_error
+    try:
+        experiment = Experiment.from_fields({name: st.session_state[_FIELDS][name] for name in DEFAULTS})
+    except MhaError as error:
+        return last_good(), error
+    return experiment, None
+
+
+def last_good() -> Experiment:
+    """Give the last experiment that could be run, or the default one."""
+    kept: Experiment = st.session_state.get(_LAST_GOOD, Experiment())
+    return kept
+
+
+def keep(experiment: Experiment) -> None:
+    """Remember an experiment that can be run."""
+    st.session_state[_LAST_GOOD] = experiment
+
+
+def remember(name: str, value: object) -> None:
+    """Keep a small fact for a later callback of this session."""
+    st.session_state[f"memo_{name}"] = value
+
+
+def recall(name: str, default: Any) -> Any:
+    """Give a fact kept by `remember`."""
+    return st.session_state.get(f"memo_{name}", default)
