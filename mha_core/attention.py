@@ -27,10 +27,11 @@ from mha_core.masks import Fill, check_mask
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention"]
 
 
-def _empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear layer whose values are drawn later, once."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
-    return layer
+class ProjectionLayer(nn.Linear):
+    """A fully connected layer whose values are drawn by its owner, once, and not at construction as well."""
+
+    def reset_parameters(self) -> None:
+        """Leave the values to the owner."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -87,13 +88,14 @@ class MultiHeadAttention(nn.Module):
         self.fill: Fill | float = "zero"
         self.generator: torch.Generator | None = None
         rows, kv_rows = num_heads * config.head_dim, config.kv_heads * config.head_dim
+        dtype = None if weights is None else weights.q.dtype
         if projection == "fused":
-            self.qkv_proj = _empty_linear(embed_dim, rows + 2 * kv_rows, bias)
+            self.qkv_proj = ProjectionLayer(embed_dim, rows + 2 * kv_rows, bias, dtype=dtype)
         else:
-            self.wq = _empty_linear(embed_dim, rows, bias)
-            self.wk = _empty_linear(config.key_dim, kv_rows, bias)
-            self.wv = _empty_linear(config.value_dim, kv_rows, bias)
-        self.fc_out = _empty_linear(rows, embed_dim, bias)
+            self.wq = ProjectionLayer(embed_dim, rows, bias, dtype=dtype)
+            self.wk = ProjectionLayer(config.key_dim, kv_rows, bias, dtype=dtype)
+            self.wv = ProjectionLayer(config.value_dim, kv_rows, bias, dtype=dtype)
+        self.fc_out = ProjectionLayer(rows, embed_dim, bias, dtype=dtype)
         self.reset_parameters() if weights is None else self.load_weights(weights)
 
     @classmethod
@@ -249,6 +251,8 @@ class MultiHeadAttention(nn.Module):
             generator=self.generator,
             need_weights=need_weights,
         )
+        if mask is not None:
+            mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)  # kernels cut the query axis: it has to be there
         context, weights = KERNELS[self.config.kernel](q, k, v, mask, call)
         return context, weights if need_weights else None
 

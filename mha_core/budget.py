@@ -18,7 +18,10 @@ KEPT_MATRICES = 3  # scores, weights, and one S x S matrix while the softmax is 
 
 def budget_bytes() -> int:
     """Give the limit in bytes."""
-    return int(os.environ.get("MHA_LAB_MEMORY_BUDGET", DEFAULT_BUDGET_BYTES))
+    setting = os.environ.get("MHA_LAB_MEMORY_BUDGET", str(DEFAULT_BUDGET_BYTES))
+    if not setting.isdecimal():
+        raise MhaError("MHA_LAB_MEMORY_BUDGET", setting, "a number of bytes, in digits")
+    return int(setting)
 
 
 def run_bytes(config: AttentionConfig, batch: int, q_len: int, k_len: int, itemsize: int = 4) -> int:

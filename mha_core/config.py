@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from mha_core.errors import MhaError, Suggestion
+from mha_core.errors import FieldValue, MhaError, Suggestion
 
 Projection = Literal["separate", "fused"]
 QkvLayout = Literal["stacked", "interleaved"]
@@ -44,9 +44,23 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise MhaError(name, value, "one of " + ", ".join(choices), [Suggestion(((name, choices[0]),))])
 
 
+def require_names(name: str, value: object, choices: Sequence[str]) -> tuple[str, ...]:
+    """Read a subset of `choices`, from a sequence of words or one text with commas; gives it in their order.
+
+    Raises:
+        MhaError: not words, or a word that is not one of them.
+    """
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise MhaError(name, value, "any of " + ", ".join(choices))
+    for word in words:
+        require_choice(name, word, choices)
+    return tuple(choice for choice in choices if choice in words)
+
+
 def nearest_divisors(number: int, near: int) -> list[int]:
     """Give the divisors of `number` next below and next above `near` (one of them where there is no other)."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    divisors = [d for d in range(1, min(number, MAX_HEADS) + 1) if number % d == 0]
     below = [d for d in divisors if d < near][-1:]
     above = [d for d in divisors if d > near][:1]
     return below + above
@@ -148,14 +162,12 @@ class AttentionConfig:
     def _check_heads(self) -> None:
         quotient, remainder = divmod(self.embed_dim, self.num_heads)
         if remainder:
-            heads = [Suggestion.of(num_heads=n) for n in nearest_divisors(self.embed_dim, self.num_heads)]
-            widths = [Suggestion.of(embed_dim=n) for n in nearest_multiples(self.embed_dim, self.num_heads)]
             sum_ = f"{self.embed_dim} = {self.num_heads} x {quotient} + {remainder}"
             raise MhaError(
                 "num_heads",
                 self.num_heads,
                 f"a divisor of embed_dim {self.embed_dim}",
-                heads + widths,
+                self._fitting_heads() + self._fitting_widths(),
                 problem=f"embed_dim {self.embed_dim} is not divisible by num_heads {self.num_heads} ({sum_})",
             )
         if self.num_heads % self.kv_heads:
@@ -170,17 +182,35 @@ class AttentionConfig:
                 "so the query heads cannot share key/value heads evenly",
             )
 
+    @property
+    def _channels_per_turn(self) -> int:
+        """Rotary positions turn pairs of channels."""
+        return 1 if self.rope_theta is None else 2
+
+    def _fitting_heads(self) -> list[Suggestion]:
+        """The nearest numbers of heads that the other fields allow."""
+        if self.embed_dim % self._channels_per_turn:
+            return []
+        heads = nearest_divisors(self.embed_dim // self._channels_per_turn, self.num_heads)
+        grouped = self.num_kv_heads is not None
+        ungroup: dict[str, FieldValue] = {"num_kv_heads": None}
+        return [Suggestion.of(num_heads=n, **(ungroup if grouped and n % self.kv_heads else {})) for n in heads]
+
+    def _fitting_widths(self) -> list[Suggestion]:
+        """The nearest widths that the other fields allow."""
+        if self.projection == "fused" and (self.kdim, self.vdim) != (None, None):
+            return []
+        widths = nearest_multiples(self.embed_dim, self.num_heads * self._channels_per_turn)
+        ungroup: dict[str, FieldValue] = {"num_kv_heads": None} if self.num_heads % self.kv_heads else {}
+        return [Suggestion.of(embed_dim=width, **ungroup) for width in widths]
+
     def _check_rotary(self) -> None:
         if self.rope_theta is not None and self.head_dim % 2:
-            even = self.num_heads * (self.head_dim + 1)
             raise MhaError(
                 "rope_theta",
                 self.rope_theta,
                 "used with an even head_dim",
-                [
-                    Suggestion.of(embed_dim=even),
-                    Suggestion.of("no rotary positions", rope_theta=None, positions="none"),
-                ],
+                [*self._fitting_widths(), Suggestion.of("no rotary positions", rope_theta=None, positions="none")],
                 problem=f"rotary positions turn pairs of channels, but head_dim is {self.head_dim} "
                 f"(embed_dim {self.embed_dim} / num_heads {self.num_heads}), an odd number",
             )

@@ -29,7 +29,7 @@ from mha_core.fields import DEFAULTS, FIELDS, Dtype, read_query, write_query
 from mha_core.init_schemes import MAX_SEED, InitSpec, check_packed, generator_for, initial_weights
 from mha_core.kernels import attention_scores, attention_weights, mask_scores
 from mha_core.masks import MaskSizes, MaskSpec, build_mask
-from mha_core.sources.inputs import Inputs, Positions, RandomSource, Sizes, TextSource, embed, measure
+from mha_core.sources.inputs import Inputs, Positions, RandomSource, Sizes, TextSource, embed, measure, smaller_inputs
 
 __all__ = ["AttentionConfig", "Experiment", "InitSpec", "MaskSpec", "Run", "run"]
 
@@ -150,7 +150,7 @@ class Experiment:
         """
         try:
             loaded = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MhaError("json", text[:40], "a JSON object", problem=f"this is not JSON: {error}") from error
         if not isinstance(loaded, dict):
             raise MhaError("json", text[:40], "a JSON object of fields")
@@ -174,7 +174,8 @@ class Experiment:
             try:
                 return cls.from_fields(values), problems
             except MhaError as error:
-                wrong = error.field if error.field in given else given[0]
+                blamed = [error.field, *(name for suggestion in error.try_ for name, _ in suggestion.changes)]
+                wrong = next((name for name in blamed if name in given), given[-1])
                 given.remove(wrong)
                 values[wrong] = DEFAULTS[wrong]
                 problems.append(
@@ -186,7 +187,7 @@ def _record(names: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, An
     return {attribute: values[flat] for attribute, flat in names.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """What one experiment computes.
 
@@ -201,7 +202,7 @@ class Run:
             computed beside it by the equation.
         context: (B, H, Sq, D), what each head read.
         output: (B, Sq, E).
-        forward_ms: wall time of projections, kernel and output, in milliseconds; not part of equality.
+        forward_ms: wall time of projections, kernel and output, in milliseconds.
     """
 
     experiment: Experiment
@@ -215,7 +216,7 @@ class Run:
     weights: Tensor
     context: Tensor
     output: Tensor
-    forward_ms: float = field(compare=False)
+    forward_ms: float
 
     @property
     def masked_scores(self) -> Tensor:
@@ -242,32 +243,37 @@ def prepare(experiment: Experiment) -> Sizes:
     """Find the sizes of an experiment and refuse those that do not fit in memory, before any tensor exists.
 
     Raises:
-        MhaError: the input has no token, a self-attention input meets a key width it does not have, or too large.
+        MhaError: the input has no token, or the run would take more memory than allowed.
     """
-    sizes, itemsize = measure(experiment.source), experiment.torch_dtype.itemsize
-    arguments = (experiment.attention, sizes.batch, sizes.q_len, sizes.k_len, itemsize)
-    if run_bytes(*arguments) > budget_bytes():
-        check_budget(*arguments, _shorter(experiment.source, sizes, budget_bytes() / run_bytes(*arguments)))
+    sizes = measure(experiment.source)
+    excess = needed_bytes(experiment, sizes) / budget_bytes()
+    if excess > 1:
+        keep = 0.9 / math.sqrt(excess)  # matrices grow with the square of the length
+        narrower = Suggestion.of(embed_dim=64 * experiment.attention.num_heads, kdim=None, vdim=None)
+        smaller = [*smaller_inputs(experiment.source, sizes, keep), narrower]
+        check_budget(
+            experiment.attention,
+            sizes.batch,
+            sizes.q_len,
+            sizes.k_len,
+            experiment.torch_dtype.itemsize,
+            [suggestion for suggestion in smaller if _fits(experiment, suggestion)],
+        )
     return sizes
 
 
-def _shorter(source: TextSource | RandomSource, sizes: Sizes, share: float) -> list[Suggestion]:
-    """Suggest an input that takes about `share` of the memory: matrices grow with the square of the length."""
-    keep = 0.9 * math.sqrt(share)
-    if isinstance(source, RandomSource):
-        q_len = max(1, int(sizes.q_len * keep))
-        k_len = None if source.k_len is None else max(1, int(sizes.k_len * keep))
-        return [Suggestion.of(f"{q_len:,} tokens", q_len=q_len, k_len=k_len)]
-    suggestions = [Suggestion.of("words for tokens", tokenizer="word")] if source.tokenizer == "char" else []
-    lines = source.text.splitlines()
-    if len(lines) > 1:
-        suggestions.append(Suggestion.of("the first line only", text=lines[0], memory_text=None))
-    return [
-        *suggestions,
-        Suggestion.of(
-            f"the first {int(len(lines[0]) * keep):,} characters", text=lines[0][: int(len(lines[0]) * keep)]
-        ),
-    ]
+def needed_bytes(experiment: Experiment, sizes: Sizes) -> int:
+    """Estimate the bytes that running the experiment takes."""
+    itemsize = experiment.torch_dtype.itemsize
+    return run_bytes(experiment.attention, sizes.batch, sizes.q_len, sizes.k_len, itemsize)
+
+
+def _fits(experiment: Experiment, suggestion: Suggestion) -> bool:
+    try:
+        smaller = Experiment.from_fields(experiment.to_fields() | dict(suggestion.changes))
+        return needed_bytes(smaller, measure(smaller.source)) <= budget_bytes()
+    except MhaError:
+        return False
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mha_core.config import AttentionConfig, require_choice, require_int, require_number
+from mha_core.config import AttentionConfig, require_choice, require_int, require_names, require_number
 from mha_core.errors import MhaError, Suggestion
 from mha_core.layouts import AttentionWeights
 
@@ -53,10 +53,7 @@ class InitSpec:
         require_choice("init", self.scheme, tuple(INIT_SCHEMES))
         require_number("gain", self.gain, 0.0, 1e4)
         require_number("init_std", self.std, 0.0, 1e3)
-        targets = self.targets.split(",") if isinstance(self.targets, str) else self.targets
-        for target in targets:
-            require_choice("init_targets", target, TARGETS)
-        object.__setattr__(self, "targets", tuple(name for name in TARGETS if name in targets))
+        object.__setattr__(self, "targets", require_names("init_targets", self.targets, TARGETS))
         require_choice("init_bias", self.bias, get_args(InitBias))
         if not isinstance(self.packed, bool):
             raise MhaError("init_packed", self.packed, "true or false", [Suggestion.of(init_packed=False)])

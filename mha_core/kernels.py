@@ -100,12 +100,14 @@ def _check_mask_of(q: Tensor, k: Tensor, mask: Tensor) -> None:
     leading = q.shape[:-2]
     if len(leading) > 2:
         raise MhaError("query", tuple(q.shape), "at most four axes when a mask is given: (B, H, Sq, D)")
-    batch, heads = (1,) * (2 - len(leading)) + tuple(leading)
-    if len(leading) == 1:  # (N, Sq, D): the one leading axis is what a three-axis mask means
-        batch, heads = heads, 1
-        check_mask(mask[:, None] if mask.ndim == 3 else mask, batch, heads, q.shape[-2], k.shape[-2])
-        return
-    check_mask(mask, batch, heads, q.shape[-2], k.shape[-2])
+    if mask.ndim > q.ndim:
+        problem = f"a mask of shape {tuple(mask.shape)} has more axes than the query {tuple(q.shape)}"
+        raise MhaError("mask", tuple(mask.shape), f"at most {q.ndim} axes", problem=problem)
+    if len(leading) == 1:  # (N, Sq, D): the leading axis is what the first of three mask axes means
+        check_mask(mask[:, None] if mask.ndim == 3 else mask, leading[0], 1, q.shape[-2], k.shape[-2])
+    else:
+        batch, heads = leading or (1, 1)
+        check_mask(mask, batch, heads, q.shape[-2], k.shape[-2])
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:

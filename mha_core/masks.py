@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mha_core.config import require_choice, require_int
+from mha_core.config import require_choice, require_int, require_names
 from mha_core.errors import MhaError, Suggestion
 
 Direction = Literal["both", "back", "ahead"]
@@ -54,10 +54,7 @@ class MaskSpec:
     custom: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        kinds = self.kinds.split(",") if isinstance(self.kinds, str) else self.kinds
-        for kind in kinds:
-            require_choice("mask", kind, tuple(MASKS))
-        object.__setattr__(self, "kinds", tuple(name for name in MASKS if name in kinds))
+        object.__setattr__(self, "kinds", require_names("mask", self.kinds, tuple(MASKS)))
         require_int("window", self.window, 0, MAX_WINDOW)
         require_choice("direction", self.direction, get_args(Direction))
         require_choice("alignment", self.alignment, get_args(Alignment))
@@ -258,7 +255,9 @@ def parse_custom(matrix: str | Sequence[object]) -> tuple[str, ...]:
     Raises:
         MhaError: other characters, ragged rows, empty, or more than 512 rows or columns.
     """
-    lines = matrix.replace("/", "\n").split("\n") if isinstance(matrix, str) else list(matrix)
+    if not isinstance(matrix, str | list | tuple):
+        raise MhaError("custom_mask", str(type(matrix).__name__), "rows of 0 and 1")
+    lines = matrix.replace("/", "\n").split("\n") if isinstance(matrix, str) else matrix
     rows = tuple(row for row in (_parse_row(line) for line in lines) if row)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
         widths = ", ".join(str(width) for width in sorted({len(row) for row in rows})) or "0"
@@ -270,16 +269,21 @@ def parse_custom(matrix: str | Sequence[object]) -> tuple[str, ...]:
 
 
 def _parse_row(line: object) -> str:
-    cells = line.translate(_SEPARATORS) if isinstance(line, str) else "".join(_cell(value) for value in line)  # type: ignore[attr-defined]
-    if set(cells) - {"0", "1"}:
-        strange = sorted(set(cells) - {"0", "1"})[0]
-        problem = f"the custom mask contains {strange!r}; write 0 (hidden) and 1 (may attend), one row per line"
+    if not isinstance(line, str | list | tuple):
+        raise MhaError(
+            "custom_mask", line, "rows of 0 and 1", problem=f"a row of the custom mask is {line!r}, not a row"
+        )
+    cells = (
+        line
+        if isinstance(line, str)
+        else "".join(value if isinstance(value, str) else str(int(bool(value))) for value in line)
+    )
+    cells = cells.translate(_SEPARATORS)
+    strange = sorted(set(cells) - {"0", "1"})
+    if strange:
+        problem = f"the custom mask contains {strange[0]!r}; write 0 (hidden) and 1 (may attend), one row per line"
         raise MhaError("custom_mask", cells, "only 0 and 1", problem=problem)
     return cells
-
-
-def _cell(value: object) -> str:
-    return str(int(bool(value))) if not isinstance(value, str) else value
 
 
 _SEPARATORS = str.maketrans("", "", " \t\r,;[]")

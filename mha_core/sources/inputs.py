@@ -136,7 +136,7 @@ def measure(source: TextSource | RandomSource) -> Sizes:
             f"text has {q_tokens.batch} lines, but memory_text has {k_tokens.batch}; each line attends to one line"
         )
         need = f"1 line or {q_tokens.batch} lines"
-        fewer = "\n".join(source.memory_text.splitlines()[:1])
+        fewer = next(line for line in source.memory_text.splitlines() if line.strip())
         try_ = [
             Suggestion(((("memory_text"), fewer),), "its first line for every line of text"),
             Suggestion.of("no second text", memory_text=None),
@@ -147,6 +147,23 @@ def measure(source: TextSource | RandomSource) -> Sizes:
 
 def _numbered(batch: int, length: int) -> TokenBatch:
     return TokenBatch((tuple(map(str, range(length))),) * batch)
+
+
+def smaller_inputs(source: TextSource | RandomSource, sizes: Sizes, keep: float) -> list[Suggestion]:
+    """Think of smaller inputs of the same kind, about `keep` times as long; whether they fit is not asked here."""
+    if isinstance(source, RandomSource):
+        q_len = max(1, int(sizes.q_len * keep))
+        k_len = None if source.k_len is None else max(1, int(sizes.k_len * keep))
+        return [Suggestion.of(f"{q_len:,} tokens", q_len=q_len, k_len=k_len), Suggestion.of(batch=1)]
+    suggestions = [Suggestion.of("words for tokens", tokenizer="word")] if source.tokenizer != "word" else []
+    lines = [line for line in source.text.splitlines() if line.strip()]
+    if len(lines) > 1:
+        suggestions.append(Suggestion((("text", lines[0]), ("memory_text", None)), "the first line only"))
+    for name, text in (("text", source.text.strip()), ("memory_text", (source.memory_text or "").strip())):
+        cut = text[: int(len(text) * keep)]
+        if cut.strip():
+            suggestions.append(Suggestion(((name, cut),), f"the first {len(cut):,} characters of {name}"))
+    return suggestions
 
 
 def embed(
