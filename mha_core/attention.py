@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mha_core.config import AttentionConfig, HeadSplit, Kernel, Projection, QkvLayout
 from mha_core.errors import MhaError
 from mha_core.init_schemes import InitSpec, initial_weights
-from mha_core.kernels import KERNELS, KernelCall, check_qkv, rotate_positions, scaled_dot_product_attention
+from mha_core.kernels import KERNELS, KernelCall, check_qkv, rotate_positions, scaled_dot_product_attention, share_heads
 from mha_core.layouts import AttentionWeights, pack_qkv, unpack_qkv
 from mha_core.masks import Fill, check_mask
 
@@ -242,7 +242,7 @@ class MultiHeadAttention(nn.Module):
         Returns:
             Context (B, H, Sq, D), and weights (B, H, Sq, Sk) or None.
         """
-        k, v = self.share_heads(k), self.share_heads(v)
+        k, v = share_heads(k, self.config.num_heads), share_heads(v, self.config.num_heads)
         check_qkv(q, k, v)
         call = KernelCall(
             scale=self.config.softmax_scale,
@@ -255,11 +255,6 @@ class MultiHeadAttention(nn.Module):
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)  # kernels cut the query axis: it has to be there
         context, weights = KERNELS[self.config.kernel](q, k, v, mask, call)
         return context, weights if need_weights else None
-
-    def share_heads(self, tensor: Tensor) -> Tensor:
-        """Repeat each key/value head for the query heads of its group. (B, Hkv, S, D) -> (B, H, S, D)."""
-        groups = self.config.num_heads // self.config.kv_heads
-        return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
         config = self.config

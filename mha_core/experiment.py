@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, get_args
 from urllib.parse import parse_qsl, urlencode
 
@@ -25,21 +26,14 @@ from mha_core.attention import MultiHeadAttention
 from mha_core.budget import budget_bytes, check_budget, run_bytes
 from mha_core.config import CONFIG_FIELDS, DEFAULT_ROPE_THETA, AttentionConfig, require_choice, require_int
 from mha_core.errors import FieldValue, MhaError, Suggestion
-from mha_core.fields import DEFAULTS, FIELDS, Dtype, read_query, write_query
+from mha_core.fields import DEFAULTS, FIELDS, TORCH_DTYPES, Dtype, read_query, write_query
 from mha_core.init_schemes import MAX_SEED, InitSpec, check_packed, generator_for, initial_weights
-from mha_core.kernels import attention_scores, attention_weights, mask_scores
+from mha_core.kernels import attention_scores, attention_weights, check_sdpa, mask_scores, share_heads
 from mha_core.masks import MaskSizes, MaskSpec, build_mask
 from mha_core.sources.inputs import Inputs, Positions, RandomSource, Sizes, TextSource, embed, measure, smaller_inputs
 
 __all__ = ["AttentionConfig", "Experiment", "InitSpec", "MaskSpec", "Run", "run"]
 
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "autocast": torch.float32,
-}
 # attribute of each record -> its flat field; fields of AttentionConfig keep their names
 _TEXT = {"text": "text", "memory_text": "memory_text", "tokenizer": "tokenizer"}
 _RANDOM = {name: name for name in ("batch", "q_len", "k_len", "distribution")}
@@ -81,21 +75,9 @@ class Experiment:
             object.__setattr__(self, "attention", replace(self.attention, rope_theta=DEFAULT_ROPE_THETA))
         if self.positions == "none" and self.attention.rope_theta is not None:
             object.__setattr__(self, "positions", "rotary")
-        self._check_fused_kernel()
+        if self.attention.kernel == "sdpa":
+            check_sdpa(self.mask.fill, self.attention.dropout)
         check_packed(self.attention, self.init)
-
-    def _check_fused_kernel(self) -> None:
-        """Say before the run what `mha_core.kernels.sdpa_kernel` would refuse."""
-        if self.attention.kernel != "sdpa":
-            return
-        if self.mask.fill != "zero":
-            problem = f"torch's fused kernel fills hidden scores by itself and cannot use {self.mask.fill}"
-            try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(fill="zero")]
-            raise MhaError("fill", self.mask.fill, "zero with kernel sdpa", try_, problem=problem)
-        if self.attention.dropout:
-            problem = "torch's fused kernel draws dropout from the global generator, so the seed could not repeat it"
-            try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(dropout=0.0)]
-            raise MhaError("dropout", self.attention.dropout, "0 with kernel sdpa", try_, problem=problem)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -197,7 +179,6 @@ class Run:
         inputs: query (B, Sq, E), key (B, Sk, kdim), value (B, Sk, vdim).
         mask: boolean, broadcastable to (B, H, Sq, Sk), True = may attend; None when nothing is hidden.
         q: (B, H, Sq, D). k, v: (B, Hkv, Sk, D), rotary positions applied.
-        scores: (B, H, Sq, Sk), scaled, before the mask.
         weights: (B, H, Sq, Sk), as the kernel gives them; the fused kernel gives none, so with "sdpa" they are
             computed beside it by the equation.
         context: (B, H, Sq, D), what each head read.
@@ -212,11 +193,15 @@ class Run:
     q: Tensor
     k: Tensor
     v: Tensor
-    scores: Tensor
     weights: Tensor
     context: Tensor
     output: Tensor
     forward_ms: float
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Scores before the mask, scaled, (B, H, Sq, Sk); computed when first asked for."""
+        return _scores(self.experiment, self.q, self.k)
 
     @property
     def masked_scores(self) -> Tensor:
@@ -227,7 +212,7 @@ class Run:
     def allowed(self) -> Tensor:
         """The mask spread to (B, H, Sq, Sk), True = may attend (a view; do not write to it)."""
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool) if self.mask is None else self.mask
-        return mask.expand(self.scores.shape)
+        return mask.expand(self.weights.shape)
 
 
 def build_layer(experiment: Experiment) -> MultiHeadAttention:
@@ -295,10 +280,16 @@ def run(experiment: Experiment) -> Run:
         context, weights = layer.attend(q, k, v, mask)
         output = layer.merge(context)
         forward_ms = (time.perf_counter() - start) * 1e3
-        scores = attention_scores(q, layer.share_heads(k), layer.config.softmax_scale)
-        if weights is None:
-            weights = attention_weights(scores, mask, layer.fill)
-    return Run(experiment, sizes, inputs, mask, q, k, v, scores, weights, context, output, forward_ms)
+    if weights is None:
+        weights = attention_weights(_scores(experiment, q, k), mask, layer.fill, overwrite=True)
+    return Run(experiment, sizes, inputs, mask, q, k, v, weights, context, output, forward_ms)
+
+
+@torch.no_grad()
+def _scores(experiment: Experiment, q: Tensor, k: Tensor) -> Tensor:
+    config = experiment.attention
+    with _precision(experiment):
+        return attention_scores(q, share_heads(k, config.num_heads), config.softmax_scale)
 
 
 def _precision(experiment: Experiment) -> AbstractContextManager[Any]:

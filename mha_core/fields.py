@@ -15,12 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+
 from mha_core import config, init_schemes, masks
 from mha_core.errors import FieldValue, MhaError, Suggestion
 from mha_core.sources import inputs, tokens
 
 Kind = Literal["int", "float", "bool", "choice", "flags", "ints", "text", "matrix"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "autocast"]
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "autocast": torch.float32,
+}
 MAX_PACKED_CHARACTERS = 400_000
 PACK_ABOVE = 200  # characters: longer texts are compressed in a link
 

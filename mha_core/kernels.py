@@ -169,6 +169,22 @@ def chunked_kernel(
     return torch.cat(contexts, dim=-2), torch.cat(kept, dim=-2) if kept else None
 
 
+def check_sdpa(fill: Fill | float, seeded_dropout: float) -> None:
+    """Refuse what torch's fused kernel cannot do.
+
+    Raises:
+        MhaError: a fill other than "zero", or dropout that has to follow a seed.
+    """
+    if fill != "zero":
+        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(fill="zero")]
+        problem = f"torch's fused kernel fills hidden scores by itself and cannot use {fill}"
+        raise MhaError("fill", fill, "zero with kernel sdpa", try_, problem=problem)
+    if seeded_dropout:
+        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(dropout=0.0)]
+        problem = "torch's fused kernel draws dropout from the global generator, so a seed could not repeat it"
+        raise MhaError("dropout", seeded_dropout, "0 with kernel sdpa and a seed", try_, problem=problem)
+
+
 def sdpa_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall) -> tuple[Tensor, Tensor | None]:
     """Call torch's fused `scaled_dot_product_attention`, which never gives the weights.
 
@@ -178,14 +194,7 @@ def sdpa_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Kern
     Raises:
         MhaError: a fill other than "zero" (the fused softmax fills by itself), or dropout with a generator.
     """
-    if call.fill != "zero":
-        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(fill="zero")]
-        problem = f"the fused kernel fills hidden scores by itself and cannot use {call.fill}"
-        raise MhaError("fill", call.fill, "zero with kernel sdpa", try_, problem=problem)
-    if call.dropout and call.generator is not None:
-        try_ = [Suggestion.of(kernel="explicit"), Suggestion.of(dropout=0.0)]
-        problem = "the fused kernel draws dropout from torch's global generator, so a seed cannot repeat it"
-        raise MhaError("dropout", call.dropout, "0 with kernel sdpa and a generator", try_, problem=problem)
+    check_sdpa(call.fill, call.dropout if call.generator is not None else 0.0)
     empty_rows = None if mask is None else ~mask.any(-1, keepdim=True)
     if mask is not None and empty_rows is not None and empty_rows.any():
         mask = mask | empty_rows
@@ -204,6 +213,12 @@ def drop_weights(weights: Tensor, probability: float, generator: torch.Generator
         return weights
     kept = torch.empty_like(weights).bernoulli_(1 - probability, generator=generator)
     return weights * kept / (1 - probability)
+
+
+def share_heads(tensor: Tensor, num_heads: int) -> Tensor:
+    """Repeat each key/value head for the query heads of its group. (B, Hkv, S, D) -> (B, H, S, D)."""
+    groups = num_heads // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
 def rotate_positions(tensor: Tensor, theta: float, first: int = 0) -> Tensor:

@@ -2,6 +2,5 @@
 
 from ui import attention, frame
 
-experiment = frame.begin("Attention", "who attends to whom?")
-attention.headline(experiment)
-attention.explore(experiment)
+frame.begin("Attention", "who attends to whom?")
+frame.body(attention.page)

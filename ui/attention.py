@@ -19,7 +19,13 @@ from ui import compute, controls, figures, head_grid, panels, state, theme
 GRID_KEY = "head_grid"
 STAGES = {"weights": "weights", "scores": "scores before the mask", "masked": "scores after the mask"}
 COLOURS = {"fixed": "same scale for all", "head": "each head's own", "log": "logarithmic"}
-PANELS = {"bars": "bars", "lines": "lines", "statistics": "head statistics", "similarity": "head similarity"}
+PANELS = {
+    "none": "nothing",
+    "bars": "bars",
+    "lines": "lines",
+    "statistics": "head statistics",
+    "similarity": "head similarity",
+}
 WHAT_TO_SEE = {
     "weights": "Each row is one query: how it spreads its attention over the keys. A row sums to 1.",
     "scores": "q·k, scaled, before the mask: what each query would like to look at, hidden keys included.",
@@ -80,12 +86,20 @@ def look(experiment: Experiment) -> Choice:
     )
 
 
+def page(experiment: Experiment) -> None:
+    """Draw page 1. The maps are sent first: what is said above them takes a look at every weight."""
+    sizes, notices = st.container(), st.container()
+    with sizes:
+        headline(experiment)
+    explore(experiment)
+    with notices:
+        panels.notices(compute.notices(experiment, look(experiment).sample))
+
+
 def headline(experiment: Experiment) -> None:
-    """Show sizes, cost, time and the sum of the rows; then what is worth noticing."""
-    choice = look(experiment)
-    run, config, sizes = choice.run, experiment.attention, choice.run.sizes
-    sums = run.weights.sum(-1)[run.allowed.any(-1)]
-    off_by = (sums - 1).abs().max().item() if sums.numel() else 0.0
+    """Show sizes, cost and time in one line."""
+    run, config = compute.run_experiment(experiment), experiment.attention
+    sizes = run.sizes
     keys = f"{sizes.k_len} keys · " if sizes.is_cross else ""
     batch = f"{sizes.batch} sequences x " if sizes.batch > 1 else ""
     grouped = f" ({config.kv_heads} key/value)" if config.kv_heads != config.num_heads else ""
@@ -96,10 +110,8 @@ def headline(experiment: Experiment) -> None:
             f"{matmul_flops(config, sizes.batch, sizes.q_len, sizes.k_len) / 1e6:.4g} MFLOP",
             f"weights {spell_bytes(run.weights.numel() * run.weights.itemsize)}",
             f"{run.forward_ms:.1f} ms",
-            f"rows sum to 1 ± {off_by:.0e}" if off_by < 1e-2 else f"rows off 1 by up to {off_by:.2g}",
         ]
     )
-    panels.notices(compute.notices(experiment, choice.sample))
 
 
 @st.fragment
@@ -117,9 +129,16 @@ def explore(experiment: Experiment) -> None:
         _grid(choice)
     with right:
         _large(choice)
-    st.caption(WHAT_TO_SEE[choice.stage])
-    controls.choose("panel", "Look closer", PANELS, hide_label=True)
-    _PANELS[state.get("panel")](choice)
+    st.caption(f"{WHAT_TO_SEE[choice.stage]} {_row_sums(choice)}")
+    controls.choose("panel", "A closer look", PANELS)
+    if state.get("panel") in _PANELS:
+        _PANELS[state.get("panel")](choice)
+
+
+def _row_sums(choice: Choice) -> str:
+    sums = [stats.row_sum for stats in compute.statistics(choice.experiment, choice.sample)]
+    off_by = max(abs(row_sum - 1) for row_sum in sums)
+    return f"Here rows sum to 1 ± {off_by:.0e}, mean per head." if off_by < 1e-2 else ""
 
 
 def _choose_sequence(experiment: Experiment) -> None:

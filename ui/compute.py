@@ -155,4 +155,4 @@ def similarity(experiment: Experiment, sample: int) -> HeadSimilarity:
 @st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
 def notices(experiment: Experiment, sample: int) -> tuple[findings.Finding, ...]:
     """Find what is worth noticing."""
-    return findings.find(run_experiment(experiment), sample)
+    return findings.find(run_experiment(experiment), sample, statistics(experiment, sample))

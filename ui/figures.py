@@ -60,6 +60,7 @@ def large_map(
 ) -> go.Figure:
     """Draw one head's map, (Sq, Sk) with NaN where hidden; the exact value is in the hover."""
     is_log = colour == "log" and stage == "weights"
+    exact = "customdata" if is_log else "z"
     low, high = (np.log10(LOG_FLOOR), 0.0) if is_log else colour_range(stage, colour, values)
     heatmap = {
         "type": "heatmap",
@@ -68,7 +69,7 @@ def large_map(
         "zmax": high,
         "colorscale": theme.SEQUENTIAL if stage == "weights" else theme.DIVERGING,
         "colorbar": _colour_bar(f"log10 {stage}" if is_log else stage),
-        "hovertemplate": f"query %{{y}} → key %{{x}}<br>{stage} %{{{'customdata' if is_log else 'z'}:.5f}}<extra></extra>",
+        "hovertemplate": f"query %{{y}} → key %{{x}}<br>{stage} %{{{exact}:.5f}}<extra></extra>",
         "hoverongaps": False,
     }
     if is_log:

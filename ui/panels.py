@@ -29,7 +29,10 @@ def lesson(error: MhaError) -> None:
                 st.markdown("Try")
                 for number, suggestion in enumerate(error.try_):
                     st.button(
-                        plain(suggestion.text), key=f"try_{number}", on_click=state.put, kwargs=dict(suggestion.changes)
+                        plain(suggestion.text),
+                        key=f"try_{number}",
+                        on_click=state.put_and_redraw,
+                        kwargs=dict(suggestion.changes),
                     )
         st.caption("Below: the last experiment that could be run.")
 

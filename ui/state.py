@@ -18,7 +18,10 @@ from mha_core.fields import DEFAULTS, FIELDS, Field, read_query, write_query
 from mha_core.masks import parse_custom
 from mha_core.sources.matrix_file import read_matrix
 
+BODY = "body"  # key of the fragment that draws a page below its title
+SHAPING = ("source", "positions", "mask", "init", "projection", "custom_mask")  # decide which other controls are shown
 MAX_TOKENS_CHOSEN = 65_536
+PANELS = ("none", "bars", "lines", "statistics", "similarity")
 VIEW_FIELDS: dict[str, Field] = {
     field.name: field
     for field in (
@@ -27,7 +30,7 @@ VIEW_FIELDS: dict[str, Field] = {
         Field("pooling", "view", "choice", "max", "what a cell of a pooled map keeps", ("max", "mean")),
         Field("head", "view", "int", 0, "chosen head", minimum=0, maximum=1023),
         Field("sequence", "view", "int", 0, "sequence of the batch", minimum=0, maximum=511),
-        Field("panel", "view", "choice", "bars", "what is below", ("bars", "lines", "statistics", "similarity")),
+        Field("panel", "view", "choice", "none", "what is shown below", PANELS),
         Field("queries", "view", "ints", (), "chosen query tokens", minimum=0, maximum=MAX_TOKENS_CHOSEN),
         Field("combine", "view", "choice", "mean", "how several query tokens are joined", ("mean", "sum")),
         Field("line_heads", "view", "choice", "chosen", "whose lines are drawn", ("chosen", "all")),
@@ -90,9 +93,20 @@ def widget_key(name: str, value: object) -> str:
 
 
 def take(name: str, convert: Callable[[Any], FieldValue] | None = None) -> None:
-    """Take a widget's value into its field; the `on_change` of every control."""
+    """Take a widget's value into its field; the `on_change` of every control.
+
+    A control of the experiment that no other control depends on reruns the body of the page alone.
+    """
     value = st.session_state[f"field_{name}"]
     put(**{name: value if convert is None else convert(value)})
+    if name in FIELDS and name not in SHAPING:
+        st.rerun(BODY)
+
+
+def put_and_redraw(**changes: FieldValue) -> None:
+    """Change fields from inside the page's body, so that the sidebar's widgets follow."""
+    put(**changes)
+    st.rerun()
 
 
 def take_custom_mask() -> None:

@@ -42,9 +42,9 @@ class Finding:
     tokens: tuple[str, ...] = ()
 
 
-def find(run: Run, sample: int = 0) -> tuple[Finding, ...]:
-    """Look at one sequence of a run; an ordinary run gives no finding."""
-    stats = head_stats(run, sample)
+def find(run: Run, sample: int = 0, stats: Stats | None = None) -> tuple[Finding, ...]:
+    """Look at one sequence of a run; an ordinary run gives no finding. `stats` are its head statistics, if at hand."""
+    stats = head_stats(run, sample) if stats is None else stats
     return tuple(finding for look in LOOKS.values() if (finding := look(run, sample, stats)) is not None)
 
 
