@@ -69,6 +69,7 @@ class Presses:
 
     took_ms: list[float] = field(default_factory=list)
     received_bytes: list[int] = field(default_factory=list)
+    largest_message_bytes: list[int] = field(default_factory=list)
     long_tasks_ms: list[float] = field(default_factory=list)
     mounts: int = 1
 
@@ -109,6 +110,7 @@ def press_slider(browser: Browser, address: str, presses: Presses) -> None:
         page.wait_for_timeout(900)  # the rest of the page follows the grid
         presses.took_ms.append(page.evaluate("watched.took"))
         presses.received_bytes.append(sum(received[before:]))
+        presses.largest_message_bytes.append(max(received[before:]))
         presses.long_tasks_ms += page.evaluate("watched.longTasks")
     presses.mounts = max(presses.mounts, page.evaluate("watched.mounts()"))
     context.close()
@@ -161,6 +163,8 @@ def _length_rows(browser: Browser, ours: str, empty: str) -> Iterator[Row]:
         yield Row(f"slider to grid painted / empty page, 8-10 heads x {length}", own / other, bar, "x", detail)
         kilobytes = max(grid.received_bytes) / 1e3
         yield Row(f"bytes of one change, 8-10 heads x {length}", kilobytes, PAGE_KB, "kB", "largest of all presses")
+        kilobytes = max(grid.largest_message_bytes) / 1e3
+        yield Row(f"largest message of one change, 8-10 heads x {length}", kilobytes, GRID_KB, "kB", "the grid's, mostly")
         long_tasks += grid.long_tasks_ms
         mounts = max(mounts, grid.mounts)
     worst = f"longest {max(long_tasks):.0f} ms" if long_tasks else "none"
