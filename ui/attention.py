@@ -17,8 +17,8 @@ from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
-STAGES = {"weights": "weights", "scores": "scores before the mask", "masked": "scores after the mask"}
-COLOURS = {"fixed": "same scale for all", "head": "each head's own", "log": "logarithmic"}
+STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
+COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
 PANELS = {
     "none": "nothing",
     "bars": "bars",
@@ -136,6 +136,8 @@ def explore(experiment: Experiment) -> None:
 
 
 def _row_sums(choice: Choice) -> str:
+    if choice.stage != "weights":
+        return ""
     sums = [stats.row_sum for stats in compute.statistics(choice.experiment, choice.sample)]
     off_by = max(abs(row_sum - 1) for row_sum in sums)
     return f"Here rows sum to 1 ± {off_by:.0e}, mean per head." if off_by < 1e-2 else ""
@@ -170,7 +172,7 @@ def _grid(choice: Choice) -> None:
     head_grid.head_grid(head_grid.message(grid.maps, look_), key=GRID_KEY, on_pick=_pick)
     state.remember("q_block", grid.q_block)
     if grid.q_block > 1 or grid.k_block > 1:
-        kept = "the strongest" if choice.pooling == "max" else "the mean"
+        kept = "the largest" if choice.pooling == "max" else "the mean"
         st.caption(f"Pooled: a cell is {grid.q_block} x {grid.k_block} tokens and shows {kept} of them.")
         controls.choose("pooling", "A pooled cell keeps", {"max": "the peak", "mean": "the mean"})
 
@@ -238,7 +240,8 @@ def _similarity(choice: Choice) -> None:
     alike = compute.similarity(choice.experiment, choice.sample)
     matrix = np.array(alike.matrix, dtype=np.float32)
     title = f"How alike the heads are, over {alike.rows_compared} query rows"
-    st.plotly_chart(figures.similarity_map(matrix, alike.order, title), key="similarity", theme=None)
+    with st.columns(2)[0]:
+        st.plotly_chart(figures.similarity_map(matrix, alike.order, title), key="similarity", theme=None)
     st.caption(
         "1 means two heads attend alike, 0 that they never look at the same key. Alike heads stand side by side."
     )
