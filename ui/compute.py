@@ -22,7 +22,7 @@ from mha_core.budget import run_bytes
 from mha_core.experiment import Experiment, Run, prepare, run
 from mha_core.lenses import findings, head_stats
 from mha_core.lenses.head_stats import HeadSimilarity, HeadStats
-from mha_core.lenses.pooling import PooledMaps, Pooling, pool_maps
+from mha_core.lenses.pooling import Pooling, pool_maps
 from ui.head_grid import GridMaps, encode_maps
 
 SMALL_RUN_BYTES = 8 * 2**20
@@ -64,11 +64,6 @@ def stage_of(result: Run, stage: str, sample: int) -> torch.Tensor:
     return result.masked_scores[sample]
 
 
-def hidden_matter(stage: str) -> bool:
-    """Say whether the mask hides cells at this stage; scores before the mask have none."""
-    return stage != "scores"
-
-
 @dataclass(frozen=True)
 class Grid:
     """The head grid of one sequence: encoded maps, exact pooled values, and how far they are pooled."""
@@ -84,7 +79,7 @@ def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> Grid:
     """Encode the maps of all heads, pooled as little as their share of bytes allows."""
     result = run_experiment(experiment)
     with _gate:
-        maps, allowed = stage_of(result, stage, sample), _allowed(result, stage, sample)
+        maps, allowed = stage_of(result, stage, sample), shown_cells(result, stage, sample)
         heads, longest = maps.shape[0], max(maps.shape[-2:])
         sides = [side for side in GRID_SIDES if side == GRID_SIDES[-1] or heads * min(side, longest) ** 2 <= CELLS]
         previous = (0, 0)
@@ -111,21 +106,18 @@ class LargeMap:
 
 def large_map(experiment: Experiment, sample: int, stage: str, head: int, pooling: str) -> LargeMap:
     """Give one head's map, pooled to at most 128 cells a side."""
-    pooled = pool_head(run_experiment(experiment), sample, stage, head, pooling)
+    result = run_experiment(experiment)
+    one_head = stage_of(result, stage, sample)[head : head + 1]
+    pooled = pool_maps(one_head, shown_cells(result, stage, sample), MAP_SIDE, _pooling(pooling))
     values = pooled.values[0].masked_fill(pooled.hidden[0], torch.nan).numpy()
     return LargeMap(values, pooled.q_block, pooled.k_block)
 
 
-def pool_head(result: Run, sample: int, stage: str, head: int, pooling: str) -> PooledMaps:
-    """Pool one head's map."""
-    one = slice(head, head + 1)
-    maps, allowed = stage_of(result, stage, sample)[one], _allowed(result, stage, sample)[one]
-    return pool_maps(maps, allowed, MAP_SIDE, _pooling(pooling))
-
-
-def _allowed(result: Run, stage: str, sample: int) -> torch.Tensor:
-    allowed = result.allowed[sample]
-    return allowed if hidden_matter(stage) else torch.ones(1, 1, 1, dtype=torch.bool).expand(allowed.shape)
+def shown_cells(result: Run, stage: str, sample: int) -> torch.Tensor | None:
+    """Give the mask of one sequence, (1, Sq or 1, Sk); None where the stage hides nothing: scores before the mask."""
+    if result.mask is None or stage == "scores":
+        return None
+    return result.mask[min(sample, len(result.mask) - 1)]
 
 
 def _pooling(pooling: str) -> Pooling:

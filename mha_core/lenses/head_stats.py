@@ -56,8 +56,7 @@ def counted_rows(run: Run, sample: int = 0) -> Tensor:
 
 def row_entropy(weights: Tensor) -> Tensor:
     """Compute -Σ w ln w over the last axis, with 0 ln 0 = 0. (..., Sk) -> (...)."""
-    entropy: Tensor = torch.special.entr(weights).sum(-1)
-    return entropy
+    return torch.xlogy(weights, weights).sum(-1).neg()
 
 
 def _precise(weights: Tensor) -> Tensor:
@@ -77,17 +76,17 @@ def head_stats(run: Run, sample: int = 0) -> tuple[HeadStats, ...]:
     rows = counted_rows(run, sample)
     weights = _precise(run.weights[sample, :, rows])  # (H, R, Sk)
     allowed = run.allowed[sample, :, rows].sum(-1)  # (H, R)
-    distance = _distance(run)[rows]  # (R, Sk)
+    own_key = rows + _diagonal_offset(run)  # (R,)
     entropy = row_entropy(weights)  # (H, R)
-    chooses = allowed > 1
+    distance = (torch.arange(weights.shape[-1]) - own_key[:, None]).abs().to(weights.dtype)  # (R, Sk)
     columns = {
         "entropy_nats": entropy,
-        "relative_entropy": torch.where(chooses, entropy / allowed.to(entropy.dtype).log(), torch.nan),
+        "relative_entropy": torch.where(allowed > 1, entropy / allowed.to(entropy.dtype).log(), torch.nan),
         "effective_keys": entropy.exp(),
-        "diagonal": (weights * (distance == 0)).sum(-1),
-        "previous": (weights * (distance == -1)).sum(-1),
+        "diagonal": _weight_on(weights, own_key),
+        "previous": _weight_on(weights, own_key - 1),
         "first": weights[..., 0],
-        "mean_distance": (weights * distance.abs()).sum(-1),
+        "mean_distance": torch.einsum("hrk,rk->hr", weights, distance),
         "maximum": weights.amax(-1),
         "row_sum": weights.sum(-1),
     }
@@ -95,11 +94,17 @@ def head_stats(run: Run, sample: int = 0) -> tuple[HeadStats, ...]:
     return tuple(HeadStats(h, **{name: means[name][h] for name in means}) for h in range(weights.shape[0]))
 
 
-def _distance(run: Run) -> Tensor:
-    """Give key position minus query position, aligned as the experiment's masks. Returns (Sq, Sk)."""
-    q_len, k_len = run.scores.shape[-2:]
-    offset = k_len - q_len if run.experiment.mask.alignment == "bottom_right" else 0
-    return torch.arange(k_len)[None, :] - torch.arange(q_len)[:, None] - offset
+def _diagonal_offset(run: Run) -> int:
+    """Position of a query's own key relative to the query, aligned as the experiment's masks."""
+    q_len, k_len = run.weights.shape[-2:]
+    return k_len - q_len if run.experiment.mask.alignment == "bottom_right" else 0
+
+
+def _weight_on(weights: Tensor, keys: Tensor) -> Tensor:
+    """Take one key's weight per row, 0 where there is no such key. (H, R, Sk), (R,) -> (H, R)."""
+    there = (keys >= 0) & (keys < weights.shape[-1])
+    picked = weights[:, torch.arange(len(keys)), keys.clamp(0, weights.shape[-1] - 1)]
+    return picked * there
 
 
 @dataclass(frozen=True)

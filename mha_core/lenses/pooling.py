@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 Pooling = Literal["max", "mean"]
@@ -35,30 +34,44 @@ class PooledMaps:
     k_block: int
 
 
-def pool_maps(maps: Tensor, allowed: Tensor, side: int, pooling: Pooling = "max") -> PooledMaps:
+def pool_maps(maps: Tensor, allowed: Tensor | None, side: int, pooling: Pooling = "max") -> PooledMaps:
     """Pool maps to at most `side` x `side`.
 
     Args:
         maps: (H, Sq, Sk).
-        allowed: boolean (H, Sq, Sk), True = may attend.
+        allowed: boolean, broadcastable to (H, Sq, Sk), True = may attend; None when nothing is hidden.
         side: cells a side, at least 1.
         pooling: keep each block's peak, or its mean over the allowed cells.
     """
-    q_block, k_block = (-(-length // side) for length in maps.shape[-2:])
-    if q_block == k_block == 1:
-        return PooledMaps(maps.float().masked_fill(~allowed, 0.0), ~allowed, 1, 1)
-    padding = (0, -maps.shape[-1] % k_block, 0, -maps.shape[-2] % q_block)
-
-    def blocks(tensor: Tensor, filler: float) -> Tensor:
-        """(H, Sq, Sk) -> (H, Pq, Pk, q_block * k_block)."""
-        padded = F.pad(tensor, padding, value=filler)
-        return rearrange(padded, "h (p q) (r k) -> h p r (q k)", q=q_block, k=k_block)
-
-    shown = blocks(allowed, False)
-    hidden = ~shown.any(-1)
-    values = blocks(maps.float(), 0.0)
+    q_len, k_len = maps.shape[-2:]
+    q_block, k_block = -(-q_len // side), -(-k_len // side)
+    block = (q_block, k_block)
+    if allowed is None:
+        pooled = _peak(maps.float(), block) if pooling == "max" else _total(maps.float(), block) / _cells(maps, block)
+        return PooledMaps(pooled, torch.zeros(1, 1, 1, dtype=torch.bool).expand(pooled.shape), *block)
+    allowed = allowed.expand(allowed.shape[0], q_len, k_len)
     if pooling == "max":
-        pooled = values.masked_fill(~shown, -torch.inf).amax(-1)
+        pooled = _peak(maps.float().masked_fill(~allowed, -torch.inf), block)
     else:
-        pooled = values.masked_fill(~shown, 0.0).sum(-1) / shown.sum(-1).clamp(min=1)
-    return PooledMaps(pooled.masked_fill(hidden, 0.0), hidden, q_block, k_block)
+        pooled = _total(maps.float().masked_fill(~allowed, 0.0), block) / _total(allowed.float(), block).clamp(min=1)
+    hidden = _peak(allowed.float(), block) == 0
+    return PooledMaps(pooled.masked_fill(hidden, 0.0), hidden.expand(pooled.shape), *block)
+
+
+def _peak(maps: Tensor, block: tuple[int, int]) -> Tensor:
+    """(N, Sq, Sk) -> (N, Pq, Pk); NaN in a block gives NaN."""
+    return maps if block == (1, 1) else F.max_pool2d(maps, block, ceil_mode=True)
+
+
+def _total(maps: Tensor, block: tuple[int, int]) -> Tensor:
+    """(N, Sq, Sk) -> (N, Pq, Pk), the sum of each block."""
+    return F.avg_pool2d(maps, block, ceil_mode=True, divisor_override=1)
+
+
+def _cells(maps: Tensor, block: tuple[int, int]) -> Tensor:
+    """Count the cells of each block: those at the edge may be smaller. (1, Pq, Pk)."""
+    q_cells, k_cells = (
+        (length - block_ * torch.arange(-(-length // block_))).clamp(max=block_)
+        for length, block_ in zip(maps.shape[-2:], block, strict=True)
+    )
+    return (q_cells[:, None] * k_cells)[None]

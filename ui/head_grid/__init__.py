@@ -11,6 +11,7 @@ import io
 import json
 import math
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 HIDDEN, NOT_A_NUMBER, LOWEST, HIGHEST = 0, 1, 2, 255
-BYTES_PER_HEAD = 17_500  # of PNG: 8 heads stay under 150 kB with everything else in the message
+FINEST = HIGHEST - LOWEST
+VALUE_STEPS = (FINEST, 126, 63, 42, 31)  # of a head's range; exact values of the chosen rows are sent beside them
+ESTIMATE_SLACK = 1.08  # Huffman codes are whole bits
+GRAYS = bytes(np.repeat(np.arange(256, dtype=np.uint8), 3))
+Ends = tuple[float, ...]
+BYTES_PER_HEAD = 16_800  # of PNG: 8 heads stay under 150 kB with everything else in the message
 MIN_BUDGET_BYTES = 100_000
 MAX_BUDGET_BYTES = 290_000
 LABEL_CHARACTERS = 24
@@ -43,7 +49,6 @@ class GridMaps:
         png: gray PNG of H stacked maps, (H * rows, columns).
         low, high: value of levels 2 and 255, per head.
         rows, columns: cells of one map.
-        fits: whether the PNG is within its share of bytes.
     """
 
     png: bytes
@@ -58,37 +63,65 @@ def byte_budget(heads: int) -> int:
     return min(max(heads * BYTES_PER_HEAD, MIN_BUDGET_BYTES), MAX_BUDGET_BYTES)
 
 
-def quantise(
-    values: NDArray[np.float32], hidden: NDArray[np.bool_]
-) -> tuple[NDArray[np.uint8], tuple[float, ...], tuple[float, ...]]:
-    """Turn maps (H, rows, columns) into levels, each head over its own range; the largest error is range / 506."""
+def quantise(values: NDArray[np.float32], hidden: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], Ends, Ends]:
+    """Turn maps (H, rows, columns) into levels, each head over its own range; the largest error is range / 506.
+
+    Returns:
+        Levels, and the values of the lowest and the highest level per head.
+    """
     shown = np.isfinite(values) & ~hidden
     low = np.where(shown, values, np.inf).min((1, 2), initial=np.inf)
     high = np.where(shown, values, -np.inf).max((1, 2), initial=-np.inf)
     low, high = np.where(low <= high, low, 0.0), np.where(low <= high, high, 0.0)
     span = np.where(high > low, high - low, 1.0)[:, None, None]
-    levels = np.rint((np.where(shown, values, 0) - low[:, None, None]) / span * (HIGHEST - LOWEST)) + LOWEST
+    levels = np.rint((np.where(shown, values, 0) - low[:, None, None]) / span * FINEST) + LOWEST
     levels = np.where(hidden, HIDDEN, np.where(shown, levels, NOT_A_NUMBER)).astype(np.uint8)
     return levels, tuple(low.tolist()), tuple(high.tolist())
 
 
-def entropy_bytes(levels: NDArray[np.uint8]) -> float:
-    """Estimate the size of the PNG from the histogram of its levels."""
-    counts = np.bincount(levels.ravel(), minlength=256)
-    shares = counts[counts > 0] / levels.size
-    return float(-(shares * np.log2(shares)).sum() * levels.size / 8)
+def coarser(steps: int) -> NDArray[np.uint8]:
+    """Give a table that rounds levels to so many steps of a head's range; hidden and NaN stay. (256,) levels."""
+    places = np.rint(np.arange(FINEST + 1) * steps / FINEST)
+    return np.concatenate([[HIDDEN, NOT_A_NUMBER], np.rint(places * FINEST / steps) + LOWEST]).astype(np.uint8)
+
+
+def estimated_bytes(counts: NDArray[np.intp]) -> float:
+    """Estimate the PNG's size by the entropy of what is shown; runs of hidden cells cost next to nothing."""
+    shown = counts[NOT_A_NUMBER:][counts[NOT_A_NUMBER:] > 0]
+    return float(-(shown * np.log2(shown / shown.sum())).sum() / 8) * ESTIMATE_SLACK
 
 
 def encode_maps(values: NDArray[np.float32], hidden: NDArray[np.bool_]) -> GridMaps | None:
-    """Encode maps (H, rows, columns); None where they would take more bytes than the heads' budget."""
+    """Encode maps (H, rows, columns), with fewer steps of value where more would take too many bytes.
+
+    Returns:
+        None where even the coarsest steps exceed the heads' budget: then the maps have to be pooled.
+    """
+    heads, rows, columns = values.shape
     levels, low, high = quantise(values, hidden)
-    heads, rows, columns = levels.shape
-    if heads * rows * columns > byte_budget(heads) and entropy_bytes(levels) > byte_budget(heads):
-        return None
+    counts = np.bincount(levels.ravel(), minlength=256)
+    for steps in VALUE_STEPS:
+        table = coarser(steps)
+        merged = np.bincount(table, weights=counts, minlength=256)
+        if levels.size > byte_budget(heads) and estimated_bytes(merged) > byte_budget(heads):
+            continue
+        png = gray_png(table[levels].reshape(heads * rows, columns))
+        if len(png) <= byte_budget(heads):
+            return GridMaps(png, low, high, rows, columns)
+    return None
+
+
+def gray_png(levels: NDArray[np.uint8]) -> bytes:
+    """Write a PNG of one byte per cell.
+
+    A palette keeps PNG's row filters out and Z_RLE keeps deflate from searching matches: maps are noise and runs, and
+    both only cost time and bytes on noise.
+    """
+    image = Image.frombytes("P", (levels.shape[1], levels.shape[0]), np.ascontiguousarray(levels).tobytes())
+    image.putpalette(GRAYS)
     buffer = io.BytesIO()
-    Image.fromarray(levels.reshape(heads * rows, columns)).save(buffer, "PNG", compress_level=1)
-    png = buffer.getvalue()
-    return GridMaps(png, low, high, rows, columns) if len(png) <= byte_budget(heads) else None
+    image.save(buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE)
+    return buffer.getvalue()
 
 
 def short(token: str) -> str:
