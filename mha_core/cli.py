@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from mha_core.lenses.findings import find
 from mha_core.lenses.head_stats import head_stats
 
 EXIT_FINE, EXIT_FINDING, EXIT_BAD_INPUT = 0, 1, 2
+_NUMBER_STARTS = (*"0123456789.", "inf")
 ALARMING = ("empty_rows", "not_finite", "fill_clamped")  # findings that make `run` exit with 1
 
 
@@ -126,7 +128,11 @@ def command_run(options: argparse.Namespace) -> int:
     result = run(experiment_from(options))
     summary = summarise(result)
     if options.save is not None:
-        save_npz(result, options.save)
+        try:
+            save_npz(result, options.save)
+        except OSError as error:
+            problem = f"cannot write {options.save}: {error.strerror}"
+            raise MhaError("save", str(options.save), "a path that can be written", problem=problem) from error
     print(json.dumps(_without_nan(summary), ensure_ascii=False)) if options.json else print_summary(summary)
     return EXIT_FINDING if any(finding["kind"] in ALARMING for finding in summary["findings"]) else EXIT_FINE
 
@@ -143,14 +149,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def join_values(arguments: Sequence[str]) -> list[str]:
+    """Write `--fill -inf` as `--fill=-inf`: argparse would take a value that begins with "-" for an option."""
+    joined: list[str] = []
+    for argument in arguments:
+        is_value = argument.startswith("-") and argument.removeprefix("-").lower().startswith(_NUMBER_STARTS)
+        if is_value and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    options = build_parser().parse_args(arguments)
+    options = build_parser().parse_args(join_values(sys.argv[1:] if arguments is None else arguments))
     do: Callable[[argparse.Namespace], int] = options.do
     try:
-        return do(options)
+        code = do(options)
+        sys.stdout.flush()
+        return code
     except MhaError as error:
         print(f"error: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"error: cannot write {options.save}: {error.strerror}", file=sys.stderr)
-    return EXIT_BAD_INPUT
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:  # the reader left, as `| head` does: nobody is there to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FINE

@@ -125,8 +125,7 @@ class HeadSimilarity:
 def head_similarity(run: Run, sample: int = 0) -> HeadSimilarity:
     """Compare all heads on one sequence.
 
-    Source: Jensen-Shannon divergence, Lin 1991; used between heads by Clark et al. 2019, section 6. The order is
-    spectral seriation, Atkins et al. 1998.
+    Source: Jensen-Shannon divergence, Lin 1991; used between heads by Clark et al. 2019, section 6.
     """
     rows = counted_rows(run, sample)
     if len(rows) > SIMILARITY_ROWS:
@@ -138,12 +137,13 @@ def head_similarity(run: Run, sample: int = 0) -> HeadSimilarity:
         between = row_entropy((weights[head] + weights[:head]) / 2)  # (head, R)
         divergence = (between - (entropy[head] + entropy[:head]) / 2).mean(-1) / math.log(2)
         similarity[head, :head] = similarity[:head, head] = 1 - divergence.clamp(0, 1)
-    return HeadSimilarity(tuple(map(tuple, similarity.tolist())), _seriate(similarity), len(rows))
+    return HeadSimilarity(tuple(map(tuple, similarity.tolist())), _chain(similarity), len(rows))
 
 
-def _seriate(similarity: Tensor) -> tuple[int, ...]:
-    """Order by the eigenvector of the second smallest eigenvalue of the graph Laplacian."""
-    if len(similarity) < 3 or not similarity.isfinite().all():
-        return tuple(range(len(similarity)))
-    laplacian = similarity.sum(-1).diag() - similarity
-    return tuple(torch.linalg.eigh(laplacian).eigenvectors[:, 1].argsort(stable=True).tolist())
+def _chain(similarity: Tensor) -> tuple[int, ...]:
+    """Order the heads from head 0, always on to the most similar head that is left."""
+    order, left = [0], list(range(1, len(similarity)))
+    while left:
+        order.append(max(left, key=lambda head: similarity[order[-1], head].item()))
+        left.remove(order[-1])
+    return tuple(order)

@@ -46,6 +46,9 @@ class TextSource:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise MhaError("text", self.text, "text", [Suggestion.of("the example sentence", text=DEFAULT_TEXT)])
+        for name, text in (("text", self.text), ("memory_text", self.memory_text)):
+            if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
+                raise MhaError(name, "bytes that are not UTF-8", "Unicode text", problem=f"{name} is not valid Unicode")
         if self.memory_text is not None and not isinstance(self.memory_text, str):
             raise MhaError("memory_text", self.memory_text, "text, or none", [Suggestion.of(memory_text=None)])
         require_choice("tokenizer", self.tokenizer, get_args(Tokenizer))
