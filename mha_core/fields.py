@@ -87,7 +87,7 @@ def pack_text(text: str) -> str:
     """Shorten a long text for a link: "~" and base64 of its deflated UTF-8; short texts stay readable."""
     if len(text) <= PACK_ABOVE and not text.startswith("~") and text.lower() not in ("none", ""):
         return text
-    packed = zlib.compress(text.encode("utf-8", "surrogatepass"), 9)
+    packed = zlib.compress(text.encode("utf-8", "replace"), 9)
     return "~" + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
@@ -105,7 +105,7 @@ def unpack_text(field: str, packed: str) -> str:
         raw = inflate.decompress(blob, MAX_PACKED_CHARACTERS)
         if not inflate.eof:
             raise MhaError(field, f"{len(packed):,} characters", "a complete text of bounded length")
-        return raw.decode("utf-8", "surrogatepass")
+        return raw.decode("utf-8")
     except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, MhaError):
             raise

@@ -58,6 +58,11 @@ class Choice:
     queries: tuple[int, ...]
 
     @property
+    def scale(self) -> str:
+        """How colours run: scores may be negative and have no logarithm."""
+        return "fixed" if self.colour == "log" and self.stage != "weights" else self.colour
+
+    @property
     def q_tokens(self) -> tuple[str, ...]:
         """Query tokens of the chosen sequence, padding included."""
         return self.run.sizes.q_tokens.padded[self.sample]
@@ -124,11 +129,13 @@ def explore(experiment: Experiment) -> None:
         if compute.run_experiment(experiment).sizes.batch > 1:
             _choose_sequence(experiment)
     choice = look(experiment)
+    grid = compute.grid(experiment, choice.sample, choice.stage, choice.pooling)
+    ends = figures.colour_range(choice.stage, grid.values)
     left, right = st.columns(2, gap="medium")
     with left:
-        _grid(choice)
+        _grid(choice, grid, ends)
     with right:
-        _large(choice)
+        _large(choice, ends)
     st.caption(f"{WHAT_TO_SEE[choice.stage]} {_row_sums(choice)}")
     controls.choose("panel", "A closer look", PANELS)
     if state.get("panel") in _PANELS:
@@ -151,17 +158,14 @@ def _choose_sequence(experiment: Experiment) -> None:
     )
 
 
-def _grid(choice: Choice) -> None:
-    grid = compute.grid(choice.experiment, choice.sample, choice.stage, choice.pooling)
+def _grid(choice: Choice, grid: compute.Grid, ends: tuple[float, float]) -> None:
     rows = sorted({query // grid.q_block for query in choice.queries})
-    is_weights = choice.stage == "weights"
-    low, high = figures.colour_range(choice.stage, "fixed", grid.values)
     combine = np.sum if state.get("combine") == "sum" else np.mean
     look_ = head_grid.GridLook(
-        table=theme.SEQUENTIAL_TABLE if is_weights else theme.DIVERGING_TABLE,
-        scale=choice.colour if is_weights or choice.colour == "head" else "fixed",
-        low=low,
-        high=high,
+        table=theme.SEQUENTIAL_TABLE if choice.stage == "weights" else theme.DIVERGING_TABLE,
+        scale=choice.scale,
+        low=ends[0],
+        high=ends[1],
         q_labels=figures.block_labels(choice.q_tokens, grid.q_block),
         k_labels=figures.block_labels(choice.k_tokens, grid.k_block),
         head=choice.head,
@@ -185,7 +189,7 @@ def _pick() -> None:
         state.put(head=int(event["head"]), queries=tuple(map(str, sorted(firsts))))
 
 
-def _large(choice: Choice) -> None:
+def _large(choice: Choice, ends: tuple[float, float]) -> None:
     large = compute.large_map(choice.experiment, choice.sample, choice.stage, choice.head, choice.pooling)
     pooled = f", pooled {large.q_block} x {large.k_block}" if large.q_block > 1 or large.k_block > 1 else ""
     figure = figures.large_map(
@@ -193,7 +197,8 @@ def _large(choice: Choice) -> None:
         figures.block_labels(choice.q_tokens, large.q_block),
         figures.block_labels(choice.k_tokens, large.k_block),
         stage=choice.stage,
-        colour=choice.colour,
+        scale=choice.scale,
+        ends=ends,
         title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}",
     )
     st.plotly_chart(figure, key="large_map", theme=None, alt=f"Heatmap of head {choice.head}, queries by keys.")

@@ -38,15 +38,19 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def colour_range(stage: str, colour: str, values: NDArray[np.float32]) -> tuple[float, float]:
-    """Give the ends of the colour scale: 0..1 for weights, symmetric around zero for scores, or the map's own."""
-    finite = values[np.isfinite(values)]
-    if colour == "head":
-        return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+def colour_range(stage: str, values: NDArray[np.float32]) -> tuple[float, float]:
+    """Give the ends of one scale for all heads: 0..1 for weights, symmetric around zero for scores."""
     if stage == "weights":
         return 0.0, 1.0
+    finite = values[np.isfinite(values)]
     reach = float(np.abs(finite).max()) if finite.size else 1.0
     return -reach, reach
+
+
+def own_range(values: NDArray[np.float32]) -> tuple[float, float]:
+    """Give the ends of a map's own scale."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
 
 
 def large_map(
@@ -55,13 +59,18 @@ def large_map(
     k_labels: Sequence[str],
     *,
     stage: str,
-    colour: str,
+    scale: str,
+    ends: tuple[float, float],
     title: str,
 ) -> go.Figure:
-    """Draw one head's map, (Sq, Sk) with NaN where hidden; the exact value is in the hover."""
-    is_log = colour == "log" and stage == "weights"
+    """Draw one head's map, (Sq, Sk) with NaN where hidden; the exact value is in the hover.
+
+    Args:
+        scale: "fixed" (the colours run over `ends`), "head" (over the map's own values) or "log".
+    """
+    is_log = scale == "log"
     exact = "customdata" if is_log else "z"
-    low, high = (np.log10(LOG_FLOOR), 0.0) if is_log else colour_range(stage, colour, values)
+    low, high = {"fixed": ends, "head": own_range(values)}.get(scale, (np.log10(LOG_FLOOR), 0.0))
     heatmap = {
         "type": "heatmap",
         "z": np.log10(np.maximum(values, LOG_FLOOR)) if is_log else values,

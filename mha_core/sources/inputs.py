@@ -162,10 +162,11 @@ def smaller_inputs(source: TextSource | RandomSource, sizes: Sizes, keep: float)
     lines = [line for line in source.text.splitlines() if line.strip()]
     if len(lines) > 1:
         suggestions.append(Suggestion((("text", lines[0]), ("memory_text", None)), "the first line only"))
-    for name, text in (("text", source.text.strip()), ("memory_text", (source.memory_text or "").strip())):
-        cut = text[: int(len(text) * keep)]
+    for name, text in (("text", source.text), ("memory_text", source.memory_text or "")):
+        cut = "\n".join(line.strip()[: int(len(line) * keep)] for line in text.splitlines() if line.strip())
         if cut.strip():
-            suggestions.append(Suggestion(((name, cut),), f"the first {len(cut):,} characters of {name}"))
+            share = f"about the first {keep:.0%} of each line of {name}"
+            suggestions.append(Suggestion(((name, cut),), share))
     return suggestions
 
 
