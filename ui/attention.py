@@ -1,10 +1,8 @@
-"""The blocks of page 1: head grid and large map, and the token panels below. Each is a fragment of its own state.
-
-A change of the view (stage, colours, head, tokens) reruns the fragment alone; a change of the model reruns the page.
-"""
+"""The parts of page 1: head grid and large map, what is worth noticing, and a closer look below."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -17,6 +15,7 @@ from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
+HEAD_START_S = 0.04  # the browser paints the grid in this time; plotly would keep it busy first
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
 COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
 PANELS = {
@@ -91,16 +90,6 @@ def look(experiment: Experiment) -> Choice:
     )
 
 
-def page(experiment: Experiment) -> None:
-    """Draw page 1. The maps are sent first: what is said above them takes a look at every weight."""
-    sizes, notices = st.container(), st.container()
-    with sizes:
-        headline(experiment)
-    explore(experiment)
-    with notices:
-        panels.notices(compute.notices(experiment, look(experiment).sample))
-
-
 def headline(experiment: Experiment) -> None:
     """Show sizes, cost and time in one line."""
     run, config = compute.run_experiment(experiment), experiment.attention
@@ -119,27 +108,39 @@ def headline(experiment: Experiment) -> None:
     )
 
 
-@st.fragment
-def explore(experiment: Experiment) -> None:
-    """Draw all heads, the chosen one large, and a closer look below; a change of the view reruns this alone."""
-    state.write_link()
+def notices(experiment: Experiment) -> None:
+    """Say what is worth noticing."""
+    panels.notices(compute.notices(experiment, look(experiment).sample))
+
+
+def view_controls() -> None:
+    """Offer the choices of the view."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         controls.choose("stage", "Stage", STAGES)
         controls.choose("colour", "Colours", COLOURS)
-        if compute.run_experiment(experiment).sizes.batch > 1:
-            _choose_sequence(experiment)
+        controls.choose("panel", "A closer look", PANELS)
+
+
+def maps(experiment: Experiment) -> None:
+    """Draw all heads, and the chosen one large."""
+    if compute.run_experiment(experiment).sizes.batch > 1:
+        _choose_sequence(experiment)
     choice = look(experiment)
     grid = compute.grid(experiment, choice.sample, choice.stage, choice.pooling)
     ends = figures.colour_range(choice.stage, grid.values)
     left, right = st.columns(2, gap="medium")
     with left:
         _grid(choice, grid, ends)
+    time.sleep(HEAD_START_S)
     with right:
         _large(choice, ends)
     st.caption(f"{WHAT_TO_SEE[choice.stage]} {_row_sums(choice)}")
-    controls.choose("panel", "A closer look", PANELS)
+
+
+def closer_look(experiment: Experiment) -> None:
+    """Draw the chosen panel: bars, lines, statistics or similarity."""
     if state.get("panel") in _PANELS:
-        _PANELS[state.get("panel")](choice)
+        _PANELS[state.get("panel")](look(experiment))
 
 
 def _row_sums(choice: Choice) -> str:
@@ -187,6 +188,7 @@ def _pick() -> None:
     if event is not None:
         firsts = {int(row) * state.recall("q_block", 1) for row in event["rows"]}
         state.put(head=int(event["head"]), queries=tuple(map(str, sorted(firsts))))
+        state.redraw(("maps", "closer_look"))
 
 
 def _large(choice: Choice, ends: tuple[float, float]) -> None:
@@ -209,6 +211,9 @@ def _bars(choice: Choice) -> None:
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         controls.pick_many("queries", "Query tokens (the maps above follow)", choice.queries, words)
+    import time
+
+    time.sleep(0.04)
     with right:
         controls.choose("combine", "Joined by their")
     weights = compute.query_rows(choice.experiment, choice.sample, choice.queries, state.get("combine"))[choice.head]

@@ -1,8 +1,8 @@
-"""The frame of every page: `begin` opens the link and draws title and sidebar, `body` draws the rest.
+"""The frame of every page: `begin` opens the link and draws title and sidebar, `part` what follows the experiment.
 
-The body is a fragment: a control that only changes numbers reruns it alone and leaves the sidebar's widgets where they
-are, which halves the time to the next picture. A page never meets an error of the user: where the choices contradict
-one another or do not fit in memory, the lesson is shown on top and the page goes on with the last experiment that ran.
+Each part is a fragment. A control that only changes numbers reruns the parts alone and leaves every widget where it is,
+which halves the time to the next picture. A page never meets an error of the user: where the choices contradict one
+another or do not fit in memory, the lesson is shown on top and the page goes on with the last experiment that ran.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE_STYLE = ".stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem;
 
 
 def begin(title: str, question: str) -> None:
-    """Begin a page: its title, the one question it answers, and the sidebar."""
+    """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar."""
     if process.route_through_app():  # the first request of all reached the page directly
         st.rerun()
     process.settle()
@@ -29,24 +29,44 @@ def begin(title: str, question: str) -> None:
     state.open_link()
     st.subheader(f"{title} — {question}", anchor=False)
     sidebar.draw()
+    state.begin_parts()
+    _fragment("notes", _notes)
 
 
-@st.fragment(key=state.BODY)
-def body(draw: Callable[[Experiment], None]) -> None:
-    """Draw the page below its title.
+def part(name: str, draw: Callable[[Experiment], None], *, first: bool = False) -> None:
+    """Draw a part of the page that follows the experiment.
 
     Args:
+        name: unique on the page; view controls name the parts they change.
         draw: gets an experiment that has been run: the chosen one, or the last one that worked.
+        first: redraw it before the other parts.
     """
-    experiment, error = _run_or_fall_back(*state.current_experiment())
-    state.write_link()
+
+    def draw_what_runs() -> None:
+        draw(_what_runs()[0])
+
+    _fragment(name, draw_what_runs, first=first)
+
+
+def _fragment(name: str, draw: Callable[[], None], *, first: bool = False) -> None:
+    def draw_and_link() -> None:
+        state.write_link()
+        draw()
+
+    state.add_part(name, first=first)
+    st.fragment(draw_and_link, key=name)()
+
+
+def _notes() -> None:
+    error = _what_runs()[1]
     panels.link_problems(state.link_problems())
     if error is not None:
         panels.lesson(error)
-    draw(experiment)
 
 
-def _run_or_fall_back(experiment: Experiment, error: MhaError | None) -> tuple[Experiment, MhaError | None]:
+def _what_runs() -> tuple[Experiment, MhaError | None]:
+    """Give the chosen experiment, or the last one that worked and the reason why the chosen one does not."""
+    experiment, error = state.current_experiment()
     try:
         compute.run_experiment(experiment)
     except MhaError as run_error:

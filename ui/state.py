@@ -18,8 +18,8 @@ from mha_core.fields import DEFAULTS, FIELDS, Field, read_query, write_query
 from mha_core.masks import parse_custom
 from mha_core.sources.matrix_file import read_matrix
 
-BODY = "body"  # key of the fragment that draws a page below its title
-SHAPING = ("source", "positions", "mask", "init", "projection", "custom_mask")  # decide which other controls are shown
+# Fields that decide which other controls are shown: the whole page is drawn again.
+SHAPING = ("source", "text", "memory_text", "batch", "positions", "mask", "init", "projection")
 MAX_TOKENS_CHOSEN = 65_536
 PANELS = ("none", "bars", "lines", "statistics", "similarity")
 VIEW_FIELDS: dict[str, Field] = {
@@ -37,8 +37,9 @@ VIEW_FIELDS: dict[str, Field] = {
     )
 }
 ALL_FIELDS = FIELDS | VIEW_FIELDS
+PARTS_OF_VIEW = dict.fromkeys(VIEW_FIELDS, ("maps", "closer_look")) | {"panel": ("closer_look",)}
 _FIELDS, _WRITTEN, _PROBLEMS = "fields", "written_query", "link_problems"
-_LAST_GOOD, _DRAFT = "last_good", "mask_draft"
+_LAST_GOOD, _DRAFT, _PARTS = "last_good", "mask_draft", "page_parts"
 
 
 def open_link() -> None:
@@ -99,12 +100,27 @@ def take(name: str, convert: Callable[[Any], FieldValue] | None = None) -> None:
     """
     value = st.session_state[f"field_{name}"]
     put(**{name: value if convert is None else convert(value)})
-    if name in FIELDS and name not in SHAPING:
-        st.rerun(BODY)
+    if name not in SHAPING:
+        redraw(PARTS_OF_VIEW.get(name))
+
+
+def redraw(parts: tuple[str, ...] | None = None) -> None:
+    """Rerun some parts of the page and nothing else, or all of them; only for callbacks."""
+    st.rerun([name for name in st.session_state[_PARTS] if parts is None or name in parts])
+
+
+def begin_parts() -> None:
+    """Forget the parts of the page before."""
+    st.session_state[_PARTS] = []
+
+
+def add_part(name: str, *, first: bool = False) -> None:
+    """Note a part of this page; `first` is the one redrawn before the others, the picture the person waits for."""
+    st.session_state[_PARTS].insert(0 if first else len(st.session_state[_PARTS]), name)
 
 
 def put_and_redraw(**changes: FieldValue) -> None:
-    """Change fields from inside the page's body, so that the sidebar's widgets follow."""
+    """Change fields from inside a part of the page, so that the sidebar's widgets follow."""
     put(**changes)
     st.rerun()
 

@@ -209,7 +209,12 @@ def test_the_view_follows_its_widgets() -> None:
     check_pictures(page, result, "weights", sample=1)
     set_widget(page, "stage", "scores")
     check_pictures(page, result, "scores", sample=1)
-    for panel, pictures in {"bars": 2, "lines": 2, "statistics": 1, "similarity": 2}.items():
+    for panel, pictures in {
+        "bars": 1,
+        "lines": 1,
+        "statistics": 0,
+        "similarity": 1,
+    }.items():  # the maps stay as they are
         set_widget(page, "panel", panel)
         assert len(figures(page)) == pictures, panel
 

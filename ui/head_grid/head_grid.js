@@ -4,6 +4,7 @@
 const HIDDEN = 0, NOT_A_NUMBER = 1, LOWEST = 2, LEVELS = 253;
 const LOG_FLOOR = 1e-4;
 const NAN_PIXEL = 0xffc800ff; // ABGR of #ff00c8
+const SVG = "http://www.w3.org/2000/svg";
 const grids = new WeakMap();
 
 function parse(bytes) {
@@ -103,12 +104,25 @@ class Grid {
     const canvas = element("canvas", "", map);
     const across = element("div", "line across", map);
     const down = element("div", "line down", map);
-    const bars = element("canvas", "bars", tile);
+    const bars = this.makeBars(tile);
     map.onpointermove = (event) => this.moveCursor(...this.cellAt(map, event));
     map.onpointerleave = () => this.moveCursor(this.lastChosen(), null);
     map.onclick = (event) => this.choose(head, this.cellAt(map, event)[0], event.ctrlKey || event.metaKey || event.shiftKey);
     tile.onkeydown = (event) => this.onKey(event, head);
     return { tile, value, canvas, across, down, bars };
+  }
+
+  // Two paths: all bars, and the one under the crosshair. Not a canvas: each is a layer that every frame has to place.
+  makeBars(tile) {
+    const svg = tile.appendChild(document.createElementNS(SVG, "svg"));
+    svg.setAttribute("class", "bars");
+    svg.setAttribute("preserveAspectRatio", "none");
+    const path = (name) => {
+      const node = svg.appendChild(document.createElementNS(SVG, "path"));
+      node.setAttribute("class", name);
+      return node;
+    };
+    return { svg, all: path("all"), one: path("one") };
   }
 
   cellAt(map, event) {
@@ -210,8 +224,6 @@ class Grid {
   drawCursor() {
     const { rows, columns } = this.header;
     const { row, column } = this.cursor;
-    const style = getComputedStyle(this.root);
-    const colours = { cursor: style.getPropertyValue("--st-text-color"), bar: style.getPropertyValue("--st-primary-color") };
     this.heads.forEach(({ tile, value, across, down, bars }, head) => {
       const chosen = head === this.chosen.head;
       tile.classList.toggle("chosen", chosen);
@@ -222,7 +234,7 @@ class Grid {
       down.style.display = column === null ? "none" : "";
       value.textContent = column === null ? "" : this.cell(head, row, column).text;
       tile.setAttribute("aria-label", `head ${head} ${value.textContent}`);
-      this.drawBars(bars, head, row, column, colours);
+      this.drawBars(bars, head, row, column);
     });
     this.tokenNodes.forEach((node, index) => {
       node.classList.toggle("hover", index === row);
@@ -234,25 +246,30 @@ class Grid {
     this.readout.textContent = `${query}${key}: ${this.header.unit}. Bars below each map: ${several ? "these queries" : "this query"} over all keys. Ctrl and click adds a query.`;
   }
 
-  drawBars(canvas, head, row, column, colours) {
+  drawBars({ svg, all, one }, head, row, column) {
     const { columns } = this.header;
-    const height = 26;
-    if (canvas.width !== columns * 4 || canvas.height !== height) Object.assign(canvas, { width: columns * 4, height });
-    const context = canvas.getContext("2d");
-    context.clearRect(0, 0, canvas.width, height);
+    const gap = columns > 64 ? 0 : 0.2;
+    svg.setAttribute("viewBox", `0 0 ${columns} 1`);
+    let bars = "", marked = "";
     for (let k = 0; k < columns; k++) {
       const { hidden, value } = this.cell(head, row, k);
       if (hidden || Number.isNaN(value)) continue;
-      const share = Math.max(0, Math.min(1, this.place(value, head)));
-      context.fillStyle = k === column ? colours.cursor : colours.bar;
-      context.fillRect(4 * k, height - Math.max(1, share * height), columns > 64 ? 4 : 3, height);
+      const height = Math.max(0.04, Math.min(1, this.place(value, head)));
+      const bar = `M${k} 1v${-height.toFixed(3)}h${1 - gap}V1z`;
+      if (k === column) marked = bar;
+      else bars += bar;
     }
+    all.setAttribute("d", bars);
+    one.setAttribute("d", marked);
   }
 
   drawLegend() {
     const { scale, range } = this.header;
     const stops = [0, 64, 128, 191, 255].map((i) => `rgb(${[...this.table.subarray(3 * i, 3 * i + 3)]}) ${(i / 255) * 100}%`);
     const ends = { fixed: range.map((value) => Number(value.toPrecision(3))), head: ["head’s lowest", "head’s highest"], log: [LOG_FLOOR, "1 (log)"] }[scale];
+    const wanted = JSON.stringify([ends, stops, this.levels.includes(HIDDEN), this.levels.includes(NOT_A_NUMBER)]);
+    if (this.legend.dataset.shown === wanted) return;
+    this.legend.dataset.shown = wanted;
     this.legend.replaceChildren();
     element("span", "", this.legend).textContent = ends[0];
     element("span", "ramp", this.legend).style.background = `linear-gradient(90deg, ${stops})`;
