@@ -11,7 +11,7 @@ run: $(VENV)/.runs
 
 test: $(VENV)/.tests
 	$(BIN)/python -m tests.browser.chromium
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(VENV)/.tests
 	$(BIN)/ruff check .

@@ -153,9 +153,10 @@ def _row_sums(choice: Choice) -> str:
 
 def _choose_sequence(experiment: Experiment) -> None:
     batch = compute.run_experiment(experiment).sizes.batch
-    key = state.widget_key("sequence", min(state.get("sequence"), batch - 1))
+    sequence = min(state.get("sequence"), batch - 1)
+    key = state.fill("sequence", sequence)
     st.number_input(
-        f"Sequence (of {batch})", 0, batch - 1, key=key, on_change=state.take, args=("sequence",), width=160
+        f"Sequence (of {batch})", 0, batch - 1, sequence, key=key, on_change=state.take, args=("sequence",), width=160
     )
 
 

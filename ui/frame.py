@@ -26,10 +26,9 @@ def begin(title: str, question: str) -> None:
     process.settle()
     st.set_page_config(page_title=f"{title} · MHA Lab", layout="wide")
     st.html(f"<style>{PAGE_STYLE}</style>")
-    state.open_link()
+    state.open_link(title)
     st.subheader(f"{title} — {question}", anchor=False)
     sidebar.draw()
-    state.begin_parts()
     _fragment("notes", _notes)
 
 

@@ -48,14 +48,10 @@ def _input() -> None:
 
 def _second_text() -> None:
     is_cross = state.get("memory_text") is not None
-    key = state.widget_key("second_text", is_cross)
-    st.toggle("Second text (cross-attention)", key=key, on_change=_toggle_second_text)
+    key = state.fill("second_text", is_cross)
+    st.toggle("Second text (cross-attention)", is_cross, key=key, on_change=state.take_second_text)
     if is_cross:
         controls.write("memory_text", "Second text: keys and values", 80)
-
-
-def _toggle_second_text() -> None:
-    state.put(memory_text=None if state.get("memory_text") is not None else "Das Tier überquerte die Straße nicht")
 
 
 def _model() -> None:
@@ -92,7 +88,8 @@ def _custom_mask() -> None:
     shown = "\n".join(matrix) if matrix else state.mask_draft()[0]
     st.text_area(
         "Custom mask: rows of 0 and 1",
-        key=state.widget_key("custom_mask", shown),
+        shown,
+        key=state.fill("custom_text", shown),
         height=110,
         on_change=state.take_custom_mask,
         help=FIELDS["custom_mask"].help,

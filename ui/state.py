@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from mha_core.errors import FieldValue, MhaError
 from mha_core.experiment import Experiment
@@ -18,6 +19,7 @@ from mha_core.fields import DEFAULTS, FIELDS, Field, read_query, write_query
 from mha_core.masks import parse_custom
 from mha_core.sources.matrix_file import read_matrix
 
+DEFAULT_SECOND_TEXT = "Das Tier überquerte die Straße nicht"
 # Fields that decide which other controls are shown: the whole page is drawn again.
 SHAPING = ("source", "text", "memory_text", "batch", "positions", "mask", "init", "projection")
 MAX_TOKENS_CHOSEN = 65_536
@@ -38,17 +40,22 @@ VIEW_FIELDS: dict[str, Field] = {
 }
 ALL_FIELDS = FIELDS | VIEW_FIELDS
 PARTS_OF_VIEW = dict.fromkeys(VIEW_FIELDS, ("maps", "closer_look")) | {"panel": ("closer_look",)}
-_FIELDS, _WRITTEN, _PROBLEMS = "fields", "written_query", "link_problems"
-_LAST_GOOD, _DRAFT, _PARTS = "last_good", "mask_draft", "page_parts"
+_FIELDS, _PROBLEMS = "fields", "link_problems"
+_LAST_GOOD, _DRAFT, _PARTS, _PAGE = "last_good", "mask_draft", "page_parts", "page"
 
 
-def open_link() -> None:
-    """Take over the address when it is not the one this session wrote: a fresh link, an edited one, or "back"."""
-    query = st.query_params.to_dict()
-    if _FIELDS in st.session_state and (not query or query == st.session_state[_WRITTEN]):
-        return
-    st.session_state[_FIELDS], st.session_state[_PROBLEMS] = read_query(query, ALL_FIELDS)
-    st.session_state[_WRITTEN] = query
+def open_link(page: str) -> None:
+    """Take over the address of a fresh session, and the one that "back" or "forward" brought.
+
+    At any other time the address only follows: a rerun carries the address that the browser knew when it asked, which
+    after quick changes is an older one, and changing pages drops the query.
+    """
+    if st.session_state.get(_PAGE) != page:
+        st.session_state[_PAGE], st.session_state[_PARTS] = page, []
+    context = get_script_run_ctx()
+    if _FIELDS not in st.session_state or (context is not None and context.is_history_navigation):
+        query = st.query_params.to_dict()
+        st.session_state[_FIELDS], st.session_state[_PROBLEMS] = read_query(query, ALL_FIELDS)
 
 
 def write_link() -> None:
@@ -56,7 +63,6 @@ def write_link() -> None:
     query = write_query(st.session_state[_FIELDS], ALL_FIELDS)
     if query != st.query_params.to_dict():
         st.query_params.from_dict(query)
-    st.session_state[_WRITTEN] = query
 
 
 def link_problems() -> list[str]:
@@ -82,41 +88,52 @@ def put(**changes: FieldValue) -> None:
 
 def reset() -> None:
     """Return every field to its default."""
-    st.session_state[_FIELDS] = {name: field.default for name, field in ALL_FIELDS.items()}
+    put(**{name: field.default for name, field in ALL_FIELDS.items()})
     forget_problems()
 
 
-def widget_key(name: str, value: object) -> str:
-    """Fill the widget of a field before it is drawn; returns the widget's key."""
+def fill(name: str, value: object) -> str:
+    """Fill the widget of a field before it is drawn; returns the widget's key.
+
+    A widget that holds the value already is left alone: a value written here would shadow what the person clicks while
+    this run is still drawing. For the same reason a control also gets the value as its default: a new widget reports
+    its bare default if the next click comes before the browser has taken over what is written here.
+    """
     key = f"field_{name}"
-    st.session_state[key] = value
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
     return key
 
 
-def take(name: str, convert: Callable[[Any], FieldValue] | None = None) -> None:
-    """Take a widget's value into its field; the `on_change` of every control.
+def _from_widget(name: str, value: Any) -> FieldValue:
+    kind = ALL_FIELDS[name].kind
+    if kind == "ints":
+        return tuple(str(number) for number in sorted(value))
+    return tuple(value) if kind == "flags" else value
 
-    A control of the experiment that no other control depends on reruns the body of the page alone.
+
+def take(name: str) -> None:
+    """Answer the change of a field's widget; the `on_change` of every control.
+
+    Where no other control depends on the field, the parts that show it are drawn again and nothing else.
     """
-    value = st.session_state[f"field_{name}"]
-    put(**{name: value if convert is None else convert(value)})
+    put(**{name: _from_widget(name, st.session_state[f"field_{name}"])})
     if name not in SHAPING:
         redraw(PARTS_OF_VIEW.get(name))
 
 
 def redraw(parts: tuple[str, ...] | None = None) -> None:
     """Rerun some parts of the page and nothing else, or all of them; only for callbacks."""
-    st.rerun([name for name in st.session_state[_PARTS] if parts is None or name in parts])
-
-
-def begin_parts() -> None:
-    """Forget the parts of the page before."""
-    st.session_state[_PARTS] = []
+    chosen = [name for name in st.session_state[_PARTS] if parts is None or name in parts]
+    if chosen:
+        st.rerun(chosen)
 
 
 def add_part(name: str, *, first: bool = False) -> None:
     """Note a part of this page; `first` is the one redrawn before the others, the picture the person waits for."""
-    st.session_state[_PARTS].insert(0 if first else len(st.session_state[_PARTS]), name)
+    parts = st.session_state[_PARTS]
+    if name not in parts:
+        parts.insert(0 if first else len(parts), name)
 
 
 def put_and_redraw(**changes: FieldValue) -> None:
@@ -125,9 +142,14 @@ def put_and_redraw(**changes: FieldValue) -> None:
     st.rerun()
 
 
+def take_second_text() -> None:
+    """Begin or end cross-attention."""
+    put(memory_text=DEFAULT_SECOND_TEXT if st.session_state["field_second_text"] else None)
+
+
 def take_custom_mask() -> None:
     """Take the typed custom mask; what cannot be read stays in its box, with the reason."""
-    _take_matrix(st.session_state["field_custom_mask"], lambda text: parse_custom(text) if text.strip() else None)
+    _take_matrix(st.session_state["field_custom_text"], lambda text: parse_custom(text) if text.strip() else None)
 
 
 def take_custom_file() -> None:
