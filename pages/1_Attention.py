@@ -1,10 +1,21 @@
-"""Attention: who attends to whom?"""
+"""Attention: who attends to whom?
+
+The maps are drawn first, the words above them while the browser paints, and the large map last.
+"""
+
+import streamlit as st
 
 from ui import attention, frame
 
 frame.begin("Attention", "who attends to whom?")
-frame.part("headline", attention.headline)
-frame.part("notices", attention.notices)
+above = st.container()
 attention.view_controls()
-frame.part("maps", attention.maps, first=True)
+left, right = st.columns(2, gap="medium")
+with left:
+    frame.part("maps", attention.maps)
+with above:
+    frame.part("headline", attention.headline)
+    frame.part("notices", attention.notices)
+with right:
+    frame.part("large_map", attention.large_map)
 frame.part("closer_look", attention.closer_look)

@@ -15,7 +15,8 @@ from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
-HEAD_START_S = 0.04  # the browser paints the grid in this time; plotly would keep it busy first
+HEAD_START_S = 0.06  # the browser paints the grid in this time; plotly would keep it busy first
+HEAD_START_PNG_S = 0.09
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
 COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
 PANELS = {
@@ -122,33 +123,45 @@ def view_controls() -> None:
 
 
 def maps(experiment: Experiment) -> None:
-    """Draw all heads, and the chosen one large."""
+    """Draw all heads."""
     if compute.run_experiment(experiment).sizes.batch > 1:
         _choose_sequence(experiment)
     choice = look(experiment)
     grid = compute.grid(experiment, choice.sample, choice.stage, choice.pooling)
-    ends = figures.colour_range(choice.stage, grid.values)
-    left, right = st.columns(2, gap="medium")
-    with left:
-        _grid(choice, grid, ends)
-    time.sleep(HEAD_START_S)
-    with right:
-        _large(choice, ends)
-    st.caption(f"{WHAT_TO_SEE[choice.stage]} {_row_sums(choice)}")
+    look_ = _grid_look(choice, grid)
+    head_grid.head_grid(head_grid.message(grid.maps, look_), key=GRID_KEY, on_pick=_pick)
+    state.remember("q_block", grid.q_block)
+    if grid.q_block > 1 or grid.k_block > 1:
+        kept = "the largest" if choice.pooling == "max" else "the mean"
+        st.caption(f"Pooled: a cell is {grid.q_block} x {grid.k_block} tokens and shows {kept} of them.")
+        controls.choose("pooling", "A pooled cell keeps", {"max": "the peak", "mean": "the mean"})
+    st.caption(WHAT_TO_SEE[choice.stage])
+
+
+def large_map(experiment: Experiment) -> None:
+    """Draw the chosen head large."""
+    choice = look(experiment)
+    grid = compute.grid(experiment, choice.sample, choice.stage, choice.pooling)
+    large = compute.large_map(experiment, choice.sample, choice.stage, choice.head, choice.pooling)
+    is_pooled = large.q_block > 1 or large.k_block > 1
+    pooled = f", {large.q_block} x {large.k_block} tokens a cell" if is_pooled else ""
+    figure = figures.large_map(
+        large.values,
+        figures.block_labels(choice.q_tokens, large.q_block),
+        figures.block_labels(choice.k_tokens, large.k_block),
+        stage=choice.stage,
+        scale=choice.scale,
+        ends=figures.colour_range(choice.stage, grid.values),
+        title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}",
+    )
+    time.sleep(HEAD_START_PNG_S if grid.maps.is_png else HEAD_START_S)
+    st.plotly_chart(figure, key="large_map", theme=None, alt=f"Heatmap of head {choice.head}, queries by keys.")
 
 
 def closer_look(experiment: Experiment) -> None:
     """Draw the chosen panel: bars, lines, statistics or similarity."""
     if state.get("panel") in _PANELS:
         _PANELS[state.get("panel")](look(experiment))
-
-
-def _row_sums(choice: Choice) -> str:
-    if choice.stage != "weights":
-        return ""
-    sums = [stats.row_sum for stats in compute.statistics(choice.experiment, choice.sample)]
-    off_by = max(abs(row_sum - 1) for row_sum in sums)
-    return f"Here rows sum to 1 ± {off_by:.0e}, mean per head." if off_by < 1e-2 else ""
 
 
 def _choose_sequence(experiment: Experiment) -> None:
@@ -160,14 +173,15 @@ def _choose_sequence(experiment: Experiment) -> None:
     )
 
 
-def _grid(choice: Choice, grid: compute.Grid, ends: tuple[float, float]) -> None:
+def _grid_look(choice: Choice, grid: compute.Grid) -> head_grid.GridLook:
     rows = sorted({query // grid.q_block for query in choice.queries})
+    low, high = figures.colour_range(choice.stage, grid.values)
     combine = np.sum if state.get("combine") == "sum" else np.mean
-    look_ = head_grid.GridLook(
+    return head_grid.GridLook(
         table=theme.SEQUENTIAL_TABLE if choice.stage == "weights" else theme.DIVERGING_TABLE,
         scale=choice.scale,
-        low=ends[0],
-        high=ends[1],
+        low=low,
+        high=high,
         q_labels=figures.block_labels(choice.q_tokens, grid.q_block),
         k_labels=figures.block_labels(choice.k_tokens, grid.k_block),
         head=choice.head,
@@ -175,12 +189,6 @@ def _grid(choice: Choice, grid: compute.Grid, ends: tuple[float, float]) -> None
         unit=STAGES[choice.stage] if len(rows) == 1 else f"{state.get('combine')} of {len(rows)} queries",
         exact=combine(grid.values[:, rows], axis=1),
     )
-    head_grid.head_grid(head_grid.message(grid.maps, look_), key=GRID_KEY, on_pick=_pick)
-    state.remember("q_block", grid.q_block)
-    if grid.q_block > 1 or grid.k_block > 1:
-        kept = "the largest" if choice.pooling == "max" else "the mean"
-        st.caption(f"Pooled: a cell is {grid.q_block} x {grid.k_block} tokens and shows {kept} of them.")
-        controls.choose("pooling", "A pooled cell keeps", {"max": "the peak", "mean": "the mean"})
 
 
 def _pick() -> None:
@@ -189,22 +197,7 @@ def _pick() -> None:
     if event is not None:
         firsts = {int(row) * state.recall("q_block", 1) for row in event["rows"]}
         state.put(head=int(event["head"]), queries=tuple(map(str, sorted(firsts))))
-        state.redraw(("maps", "closer_look"))
-
-
-def _large(choice: Choice, ends: tuple[float, float]) -> None:
-    large = compute.large_map(choice.experiment, choice.sample, choice.stage, choice.head, choice.pooling)
-    pooled = f", pooled {large.q_block} x {large.k_block}" if large.q_block > 1 or large.k_block > 1 else ""
-    figure = figures.large_map(
-        large.values,
-        figures.block_labels(choice.q_tokens, large.q_block),
-        figures.block_labels(choice.k_tokens, large.k_block),
-        stage=choice.stage,
-        scale=choice.scale,
-        ends=ends,
-        title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}",
-    )
-    st.plotly_chart(figure, key="large_map", theme=None, alt=f"Heatmap of head {choice.head}, queries by keys.")
+        state.redraw(("maps", "large_map", "closer_look"))
 
 
 def _bars(choice: Choice) -> None:

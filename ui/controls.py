@@ -25,7 +25,8 @@ def choose(name: str, label: str, words: dict[str, str] | None = None) -> None:
     """Offer a choice field as a row of buttons."""
     choices, value = state.ALL_FIELDS[name].choices, state.get(name)
     shown = {choice: (words or {}).get(choice, choice.replace("_", " ")) for choice in choices}
-    st.segmented_control(label, choices, default=value, required=True, format_func=shown.__getitem__, **_wired(name, value))
+    options = _wired(name, value) | {"format_func": shown.__getitem__, "required": True}
+    st.segmented_control(label, choices, default=value, **options)
 
 
 def select(name: str, label: str, words: dict[str, str] | None = None) -> None:

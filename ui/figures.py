@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from ui import theme
 from ui.head_grid import short
 
-MAX_TICKS = 18  # labels on an axis: each costs the browser a fifth of a millisecond, and more cannot be read
+ALL_LABELLED = 24  # tokens up to which every one has its label
+FEW_TICKS = 9  # labels of longer axes: each costs the browser a quarter of a millisecond, and more cannot be read
 MAX_LINES = 400  # strongest links drawn between tokens
 MAX_LINE_TOKENS = 64  # tokens a side of the lines picture
 MIN_LINE_WEIGHT = 0.01
@@ -77,7 +78,7 @@ def large_map(
         "zmin": low,
         "zmax": high,
         "colorscale": theme.SEQUENTIAL if stage == "weights" else theme.DIVERGING,
-        "colorbar": _colour_bar(f"log10 {stage}" if is_log else stage),
+        "showscale": False,  # the head grid beside it shows the colours; drawing them again takes a third of the time
         "hovertemplate": f"query %{{y}} → key %{{x}}<br>{stage} %{{{exact}:.5f}}<extra></extra>",
         "hoverongaps": False,
     }
@@ -87,7 +88,11 @@ def large_map(
         "xaxis": _token_axis("key", k_labels) | {"side": "top", "tickangle": -50, "constrain": "domain"},
         "yaxis": _token_axis("query", q_labels) | {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
     }
-    return go.Figure({"data": [heatmap], "layout": _layout(title, 460) | axes})
+    return go.Figure({"data": [heatmap], "layout": _layout(f"{title}, colours {_span(low, high, is_log)}", 460) | axes})
+
+
+def _span(low: float, high: float, is_log: bool) -> str:
+    return "0.0001 to 1, log" if is_log else f"{low:.3g} to {high:.3g}"
 
 
 def query_bars(weights: NDArray[np.float32], k_labels: Sequence[str], head: int, title: str) -> go.Figure:
@@ -180,7 +185,8 @@ def similarity_map(matrix: NDArray[np.float32], order: Sequence[int], title: str
 
 def _token_axis(title: str, labels: Sequence[str]) -> Layout:
     """Tick places and texts: every token, or as many as can be read."""
-    places = list(range(0, len(labels), -(-len(labels) // MAX_TICKS)))
+    step = 1 if len(labels) <= ALL_LABELLED else -(-len(labels) // FEW_TICKS)
+    places = list(range(0, len(labels), step))
     texts = [plain(labels[place]) for place in places]
     ticks = {"tickvals": places, "ticktext": texts, "showgrid": False, "zeroline": False}
     return {"title": {"text": title}, **ticks}

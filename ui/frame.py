@@ -32,27 +32,26 @@ def begin(title: str, question: str) -> None:
     _fragment("notes", _notes)
 
 
-def part(name: str, draw: Callable[[Experiment], None], *, first: bool = False) -> None:
+def part(name: str, draw: Callable[[Experiment], None]) -> None:
     """Draw a part of the page that follows the experiment.
 
     Args:
-        name: unique on the page; view controls name the parts they change.
+        name: unique on the page; view controls name the parts they change. Parts are redrawn in the order of the page.
         draw: gets an experiment that has been run: the chosen one, or the last one that worked.
-        first: redraw it before the other parts.
     """
 
     def draw_what_runs() -> None:
         draw(_what_runs()[0])
 
-    _fragment(name, draw_what_runs, first=first)
+    _fragment(name, draw_what_runs)
 
 
-def _fragment(name: str, draw: Callable[[], None], *, first: bool = False) -> None:
+def _fragment(name: str, draw: Callable[[], None]) -> None:
     def draw_and_link() -> None:
         state.write_link()
         draw()
 
-    state.add_part(name, first=first)
+    state.add_part(name)
     st.fragment(draw_and_link, key=name)()
 
 

@@ -39,7 +39,7 @@ VIEW_FIELDS: dict[str, Field] = {
     )
 }
 ALL_FIELDS = FIELDS | VIEW_FIELDS
-PARTS_OF_VIEW = dict.fromkeys(VIEW_FIELDS, ("maps", "closer_look")) | {"panel": ("closer_look",)}
+PARTS_OF_VIEW = dict.fromkeys(VIEW_FIELDS, ("maps", "large_map", "closer_look")) | {"panel": ("closer_look",)}
 _FIELDS, _PROBLEMS = "fields", "link_problems"
 _LAST_GOOD, _DRAFT, _PARTS, _PAGE = "last_good", "mask_draft", "page_parts", "page"
 
@@ -129,11 +129,10 @@ def redraw(parts: tuple[str, ...] | None = None) -> None:
         st.rerun(chosen)
 
 
-def add_part(name: str, *, first: bool = False) -> None:
-    """Note a part of this page; `first` is the one redrawn before the others, the picture the person waits for."""
-    parts = st.session_state[_PARTS]
-    if name not in parts:
-        parts.insert(0 if first else len(parts), name)
+def add_part(name: str) -> None:
+    """Note a part of this page; they are redrawn in the order they are noted."""
+    if name not in st.session_state[_PARTS]:
+        st.session_state[_PARTS].append(name)
 
 
 def put_and_redraw(**changes: FieldValue) -> None:

@@ -128,12 +128,15 @@ def read_message(content: bytes) -> GridMessage:
     header = json.loads(content[4 : 4 + length])
     heads, rows, columns = header["heads"], header["rows"], header["columns"]
     table_at, exact_at = 4 + length, 4 + length + 768
-    png_at = exact_at + 4 * heads * columns
+    maps_at = exact_at + 4 * heads * columns
     table = np.frombuffer(content, np.uint8, 768, table_at).reshape(256, 3)
     exact = np.frombuffer(content, "<f4", heads * columns, exact_at).reshape(heads, columns)
-    pixels = np.asarray(Image.open(io.BytesIO(content[png_at:])).convert("RGB"))  # as a browser reads it
-    assert (pixels == pixels[..., :1]).all(), "the picture is not gray"
-    return GridMessage(header, table, exact, pixels[..., 0].reshape(heads, rows, columns), len(content))
+    levels = np.frombuffer(content, np.uint8, offset=maps_at)
+    if header["png"]:
+        pixels = np.asarray(Image.open(io.BytesIO(content[maps_at:])).convert("RGB"))  # as a browser reads it
+        assert (pixels == pixels[..., :1]).all(), "the picture is not gray"
+        levels = pixels[..., 0]
+    return GridMessage(header, table, exact, levels.reshape(heads, rows, columns), len(content))
 
 
 def grid(page: AppTest) -> GridMessage:

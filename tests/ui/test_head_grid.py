@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_not_encoded() -> None:
     plain = np.zeros((8, 512, 512), dtype=np.float32)
     encoded = head_grid.encode_maps(plain, nothing_hidden(plain))
     assert encoded is not None
-    assert len(encoded.png) <= head_grid.byte_budget(8)
+    assert len(encoded.levels) <= head_grid.byte_budget(8)
 
 
 def test_budgets() -> None:
@@ -175,7 +175,7 @@ def test_noise_stays_within_its_budget(heads: int, length: int, stage: str) -> N
         seed=length,
     )
     grid = compute.grid(noisy, 0, stage, "max")
-    assert len(grid.maps.png) <= head_grid.byte_budget(heads)
+    assert len(grid.maps.levels) <= head_grid.byte_budget(heads)
     assert (grid.maps.rows, grid.maps.columns) == grid.values.shape[1:]
     assert grid.maps.rows == -(-length // grid.q_block)
     assert grid.maps.rows >= 16

@@ -1,8 +1,9 @@
 """The head grid: all heads as small maps on a canvas, with one crosshair and one choice.
 
-`encode` turns maps into one message: a JSON header, the colour table, exact values of the chosen query's row, and the
-maps as an 8-bit gray PNG (level 0 hidden, 1 not a number, 2..255 from the head's lowest to its highest value). The
-JavaScript beside this file paints it. User text travels in the header only and is put on the page as text.
+`encode_maps` turns maps into levels: 0 hidden, 1 not a number, 2..255 from the head's lowest to its highest value; as
+bare bytes where they are few, as an 8-bit gray PNG where they are many. `message` packs them with a JSON header, the
+colour table and the exact values of the chosen queries; the JavaScript beside this file paints it. User text travels in
+the header only and is put on the page as text.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ class GridMaps:
     """Maps of all heads, ready to be coloured.
 
     Attributes:
-        png: gray PNG of H stacked maps, (H * rows, columns).
+        levels: H stacked maps, (H * rows, columns), as bare bytes or as a gray PNG.
+        is_png: which of the two.
         low, high: value of levels 2 and 255, per head.
         rows, columns: cells of one map.
     """
 
-    png: bytes
+    levels: bytes
+    is_png: bool
     low: tuple[float, ...]
     high: tuple[float, ...]
     rows: int
@@ -99,15 +102,17 @@ def encode_maps(values: NDArray[np.float32], hidden: NDArray[np.bool_]) -> GridM
     """
     heads, rows, columns = values.shape
     levels, low, high = quantise(values, hidden)
+    if levels.size <= byte_budget(heads):  # painted at once: a browser decodes a PNG only when nothing else is waiting
+        return GridMaps(levels.tobytes(), False, low, high, rows, columns)
     counts = np.bincount(levels.ravel(), minlength=256)
     for steps in VALUE_STEPS:
         table = coarser(steps)
         merged = np.bincount(table, weights=counts, minlength=256)
-        if levels.size > byte_budget(heads) and estimated_bytes(merged) > byte_budget(heads):
+        if estimated_bytes(merged) > byte_budget(heads):
             continue
         png = gray_png(table[levels].reshape(heads * rows, columns))
         if len(png) <= byte_budget(heads):
-            return GridMaps(png, low, high, rows, columns)
+            return GridMaps(png, True, low, high, rows, columns)
     return None
 
 
@@ -168,11 +173,12 @@ def message(maps: GridMaps, look: GridLook) -> bytes:
         "head": look.head,
         "chosen": list(look.rows),
         "unit": look.unit,
+        "png": maps.is_png,
     }
     packed = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     packed += b" " * (-(len(packed) + 4) % 4)  # what follows starts on a multiple of four bytes
     exact = np.ascontiguousarray(look.exact, dtype="<f4").tobytes()
-    return struct.pack("<I", len(packed)) + packed + look.table.tobytes() + exact + maps.png
+    return struct.pack("<I", len(packed)) + packed + look.table.tobytes() + exact + maps.levels
 
 
 def _finite(value: float) -> float:

@@ -16,7 +16,7 @@ function parse(bytes) {
   const count = header.heads * header.columns;
   const exact = new Float32Array(count);
   for (let i = 0; i < count; i++) exact[i] = view.getFloat32(at + 4 * i, true);
-  return { header, table, exact, png: bytes.subarray(at + 4 * count) };
+  return { header, table, exact, packed: bytes.subarray(at + 4 * count) };
 }
 
 async function decode(png, width, height) {
@@ -57,8 +57,11 @@ class Grid {
     const sequence = ++this.sequence;
     const message = parse(bytes);
     const { header } = message;
-    const levels = await decode(message.png, header.columns, header.rows * header.heads);
-    if (sequence !== this.sequence) return; // a newer message overtook this one
+    let levels = message.packed;
+    if (header.png) {
+      levels = await decode(message.packed, header.columns, header.rows * header.heads);
+      if (sequence !== this.sequence) return; // a newer message overtook this one
+    }
     Object.assign(this, message, { levels });
     this.chosen = { head: header.head, rows: header.chosen };
     this.cursor = { row: this.lastChosen(), column: null };
