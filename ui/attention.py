@@ -15,8 +15,7 @@ from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
-HEAD_START_S = 0.06  # the browser paints the grid in this time; plotly would keep it busy first
-HEAD_START_PNG_S = 0.09
+HEAD_START_S = 0.12  # the browser paints the grid in this time; plotly's work, sent sooner, would come first
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
 COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
 PANELS = {
@@ -154,7 +153,7 @@ def large_map(experiment: Experiment) -> None:
         ends=figures.colour_range(choice.stage, grid.values),
         title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}",
     )
-    time.sleep(HEAD_START_PNG_S if grid.maps.is_png else HEAD_START_S)
+    time.sleep(HEAD_START_S)
     st.plotly_chart(figure, key="large_map", theme=None, alt=f"Heatmap of head {choice.head}, queries by keys.")
 
 

@@ -28,9 +28,9 @@ VALUE_STEPS = (FINEST, 126, 63, 42, 31)  # of a head's range; exact values of th
 ESTIMATE_SLACK = 1.08  # Huffman codes are whole bits
 GRAYS = bytes(np.repeat(np.arange(256, dtype=np.uint8), 3))
 Ends = tuple[float, ...]
-BYTES_PER_HEAD = 16_800  # of PNG: 8 heads stay under 150 kB with everything else in the message
+BYTES_PER_HEAD = 14_400  # of the maps: 8 heads stay under 150 kB with the component, labels and exact rows
 MIN_BUDGET_BYTES = 100_000
-MAX_BUDGET_BYTES = 290_000
+MAX_BUDGET_BYTES = 260_000
 LABEL_CHARACTERS = 24
 _HERE = Path(__file__).parent
 
