@@ -55,7 +55,8 @@ def number(name: str, label: str, *, step: float = 1, placeholder: str = "") -> 
     widest = min(field.maximum, MAX_BROWSER_INT)
     value = None if state.get(name) is None else convert(min(state.get(name), widest))
     options = _wired(name, value) | {"step": convert(step), "format": None if convert is int else "%g"}
-    st.number_input(label, convert(field.minimum), convert(widest), value, placeholder=placeholder, **options)
+    default = None if field.optional else value  # a number with a default cannot be emptied
+    st.number_input(label, convert(field.minimum), convert(widest), default, placeholder=placeholder, **options)
 
 
 def switch(name: str, label: str) -> None:

@@ -89,7 +89,7 @@ def _custom_mask() -> None:
     st.text_area(
         "Custom mask: rows of 0 and 1",
         shown,
-        key=state.fill("custom_text", shown),
+        key=state.fill("custom_mask", shown),
         height=110,
         on_change=state.take_custom_mask,
         help=FIELDS["custom_mask"].help,

@@ -148,7 +148,7 @@ def take_second_text() -> None:
 
 def take_custom_mask() -> None:
     """Take the typed custom mask; what cannot be read stays in its box, with the reason."""
-    _take_matrix(st.session_state["field_custom_text"], lambda text: parse_custom(text) if text.strip() else None)
+    _take_matrix(st.session_state["field_custom_mask"], lambda text: parse_custom(text) if text.strip() else None)
 
 
 def take_custom_file() -> None:

@@ -137,8 +137,8 @@ def large_values(page: Page) -> NDArray[np.float64]:
 
 
 def large_title(page: Page) -> Locator:
-    """Give the title of the large map."""
-    return large(page).locator(".gtitle")
+    """Give the title of the large map; while a new one takes the old one's place, the new one comes first."""
+    return large(page).locator(".gtitle").first
 
 
 def query(page: Page) -> dict[str, str]:

@@ -21,7 +21,7 @@ def test_opens_with_eight_painted_maps_and_no_click(visit):
         assert picture.shape == (11, 11, 4)
         assert (picture[..., 3] == 255).all(), f"head {head} hides cells and there is no mask"
         assert len(np.unique(picture.reshape(-1, 4), axis=0)) > 5, f"head {head} is painted in one colour"
-    expect(parts.large_title(page)).to_have_text("Head 0: weights")
+    expect(parts.large_title(page)).to_contain_text("Head 0: weights,")
     parts.wait_until_idle(page)
     assert parts.query(page) == {}
     assert parts.grid(page).get_attribute("data-mounts") == "1"
@@ -63,7 +63,7 @@ def test_causal_mask_clears_the_upper_triangle_and_gives_the_numbers_of_the_core
         assert (picture[later] == 0).all()
         assert (picture[~later][:, 3] == 255).all()
     parts.wait_until_idle(page)
-    expect(parts.large_title(page)).to_have_text("Head 2: weights")
+    expect(parts.large_title(page)).to_contain_text("Head 2: weights,")
     result = run(Experiment.from_query(f"{link}&mask=causal")[0])
     expected = result.weights[0, 2].masked_fill(~result.allowed[0, 2], np.nan).numpy()
     np.testing.assert_allclose(parts.large_values(page), expected, rtol=1e-5, atol=1e-7)
@@ -83,7 +83,7 @@ def test_another_stage_and_other_colours_change_every_map(visit):
     parts.choose(page, "Stage", STAGES["scores"])
     parts.expect_query(page, colour="head", stage="scores")
     parts.expect_other_pixels(page, own)
-    expect(parts.large_title(page)).to_have_text(f"Head 0: {STAGES['scores']}")
+    expect(parts.large_title(page)).to_contain_text(f"Head 0: {STAGES['scores']},")
     parts.expect_marked(page)
 
 

@@ -103,7 +103,7 @@ def test_a_typed_mask_that_cannot_be_read() -> None:
     set_widget(page, "custom_mask", "10\n12")
     assert "'2'" in said(page)
     assert np.array_equal(large_map(page)["z"], before, equal_nan=True)
-    assert whole(page).get_by_key("field_custom_text").value == "10\n12"  # to be mended, not retyped
+    assert whole(page).get_by_key("field_custom_mask").value == "10\n12"  # to be mended, not retyped
     set_widget(page, "custom_mask", "1 1 1 1\n" * 4)
     assert not page.error
     assert not np.isnan(large_map(page)["z"]).any()
