@@ -15,6 +15,7 @@ from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
+DARK = 0.2  # largest weight of maps too dark to read
 HEAD_START_S = 0.12  # the browser paints the grid in this time; plotly's work, sent sooner, would come first
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
 COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
@@ -135,6 +136,8 @@ def maps(experiment: Experiment) -> None:
         st.caption(f"Pooled: a cell is {grid.q_block} x {grid.k_block} tokens and shows {kept} of them.")
         controls.choose("pooling", "A pooled cell keeps", {"max": "the peak", "mean": "the mean"})
     st.caption(WHAT_TO_SEE[choice.stage])
+    if choice.stage == "weights" and choice.scale == "fixed" and max(grid.maps.high) < DARK:
+        st.caption(f"All weights are below {DARK}, dark on a scale up to 1: colours per head or log show them.")
 
 
 def large_map(experiment: Experiment) -> None:

@@ -59,7 +59,8 @@ def _notes() -> None:
     error = _what_runs()[1]
     panels.link_problems(state.link_problems())
     if error is not None:
-        panels.lesson(error)
+        has_run = state.has_run()
+        panels.lesson(error, "the last experiment that could be run" if has_run else "the default experiment")
 
 
 def _what_runs() -> tuple[Experiment, MhaError | None]:

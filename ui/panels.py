@@ -20,8 +20,8 @@ def plain(text: str) -> str:
     return _MARKUP.sub(r"\\\1", text)
 
 
-def lesson(error: MhaError) -> None:
-    """Show what is wrong and what would work, with a button for each suggestion."""
+def lesson(error: MhaError, shown_instead: str) -> None:
+    """Show what is wrong and what would work, with a button for each suggestion, and what the page shows meanwhile."""
     with st.container(border=True, key="lesson"):
         st.error(plain(error.problem + "."))
         if error.try_:
@@ -34,7 +34,7 @@ def lesson(error: MhaError) -> None:
                         on_click=state.put_and_redraw,
                         kwargs=dict(suggestion.changes),
                     )
-        st.caption("Below: the last experiment that could be run.")
+        st.caption(f"Below: {shown_instead}.")
 
 
 def link_problems(problems: Sequence[str]) -> None:

@@ -201,6 +201,11 @@ def last_good() -> Experiment:
     return kept
 
 
+def has_run() -> bool:
+    """Say whether an experiment of this session could be run yet."""
+    return _LAST_GOOD in st.session_state
+
+
 def keep(experiment: Experiment) -> None:
     """Remember an experiment that can be run."""
     st.session_state[_LAST_GOOD] = experiment
