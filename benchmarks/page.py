@@ -26,7 +26,7 @@ from tests.browser import chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH_BARS = {64: 2.0, 128: 2.0, 256: 2.5, 700: 2.5}  # tokens -> bar of the ratio
-ROUNDS = 6  # of two presses each, to 9 and to 10 heads, with a seed of its own
+ROUNDS = 5  # of two presses each, to 9 and to 10 heads, with a seed of its own
 EMBED_DIM = 720  # divisible by 8, 9 and 10 heads
 PAGE_KB, GRID_KB, COLD_MS = 300, 150, 4000
 EMPTY_PAGE = """
