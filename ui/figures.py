@@ -23,6 +23,7 @@ MAX_LINE_TOKENS = 64  # tokens a side of the lines picture
 MIN_LINE_WEIGHT = 0.01
 LINE_STEPS = (0.15, 0.3, 0.5, 0.75, 1.0)  # opacities, weakest to strongest
 LOG_FLOOR = 1e-4
+GRID_LINE = "rgba(128,128,128,0.3)"
 Layout = dict[str, Any]
 
 
@@ -105,7 +106,7 @@ def query_bars(weights: NDArray[np.float32], k_labels: Sequence[str], head: int,
     }
     axes = {
         "xaxis": _token_axis("key", k_labels) | {"tickangle": -50},
-        "yaxis": {"title": {"text": "weight"}, "rangemode": "tozero", "nticks": 5},
+        "yaxis": {"title": {"text": "weight"}, "rangemode": "tozero", "nticks": 5, "gridcolor": GRID_LINE},
     }
     margin = {"margin": {"l": 60, "r": 8, "t": 40, "b": 90}, "bargap": 0.15}
     return go.Figure({"data": [bars], "layout": _layout(title, 280) | axes | margin})
