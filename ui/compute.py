@@ -18,14 +18,14 @@ import streamlit as st
 import torch
 from numpy.typing import NDArray
 
-from mha_core.budget import run_bytes
-from mha_core.experiment import Experiment, Run, prepare, run
+from mha_core.experiment import Experiment, Run, needed_bytes, prepare, run
 from mha_core.lenses import findings, head_stats
 from mha_core.lenses.head_stats import HeadSimilarity, HeadStats
 from mha_core.lenses.pooling import Pooling, pool_maps
 from ui.head_grid import GridMaps, encode_maps
 
 SMALL_RUN_BYTES = 8 * 2**20
+STAGES = {"weights": "weights", "scores": "scores", "masked": "masked_scores"}  # attribute of a run
 GRID_SIDES = (256, 192, 128, 96, 64, 48, 32, 16)
 MAP_SIDE = 128  # cells a side of the large map: plotly stays under one frame and 90 kB
 CELLS = 16 * 256 * 256  # of all heads together, at most
@@ -40,7 +40,7 @@ def run_experiment(experiment: Experiment) -> Run:
         MhaError: the sizes do not fit; asked before anything is computed.
     """
     sizes = prepare(experiment)
-    need = run_bytes(experiment.attention, sizes.batch, sizes.q_len, sizes.k_len, experiment.torch_dtype.itemsize)
+    need = needed_bytes(experiment, sizes)
     return _small_run(experiment) if need <= SMALL_RUN_BYTES else _large_run(experiment)
 
 
@@ -58,10 +58,8 @@ def _large_run(experiment: Experiment) -> Run:
 
 def stage_of(result: Run, stage: str, sample: int) -> torch.Tensor:
     """Give the tensor a stage shows, for one sequence: (H, Sq, Sk)."""
-    tensor = {"weights": result.weights, "scores": result.scores}.get(stage)
-    if tensor is not None:
-        return tensor[sample]
-    return result.masked_scores[sample]
+    tensor: torch.Tensor = getattr(result, STAGES[stage])  # by name: scores are computed only when they are looked at
+    return tensor[sample]
 
 
 @dataclass(frozen=True)

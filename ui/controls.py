@@ -21,10 +21,15 @@ def _wired(name: str, value: object) -> dict[str, Any]:
     return {"key": state.fill(name, value), "on_change": state.take, "args": (name,), "help": help_}
 
 
+def _spelled(choices: Sequence[str], words: dict[str, str] | None) -> dict[str, str]:
+    """How each choice reads: in the given words, or by its name."""
+    return {choice: (words or {}).get(choice, choice.replace("_", " ")) for choice in choices}
+
+
 def choose(name: str, label: str, words: dict[str, str] | None = None) -> None:
     """Offer a choice field as a row of buttons."""
     choices, value = state.ALL_FIELDS[name].choices, state.get(name)
-    shown = {choice: (words or {}).get(choice, choice.replace("_", " ")) for choice in choices}
+    shown = _spelled(choices, words)
     options = _wired(name, value) | {"format_func": shown.__getitem__, "required": True}
     st.segmented_control(label, choices, default=value, **options)
 
@@ -32,7 +37,7 @@ def choose(name: str, label: str, words: dict[str, str] | None = None) -> None:
 def select(name: str, label: str, words: dict[str, str] | None = None) -> None:
     """Offer a choice field as a list to open, for many choices."""
     choices, value = state.ALL_FIELDS[name].choices, state.get(name)
-    shown = {choice: (words or {}).get(choice, choice.replace("_", " ")) for choice in choices}
+    shown = _spelled(choices, words)
     st.selectbox(label, choices, choices.index(value), format_func=shown.__getitem__, **_wired(name, value))
 
 
