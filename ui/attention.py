@@ -207,9 +207,6 @@ def _bars(choice: Choice) -> None:
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         controls.pick_many("queries", "Query tokens (the maps above follow)", choice.queries, words)
-    import time
-
-    time.sleep(0.04)
     with right:
         controls.choose("combine", "Joined by their")
     weights = compute.query_rows(choice.experiment, choice.sample, choice.queries, state.get("combine"))[choice.head]
