@@ -12,7 +12,7 @@ import streamlit as st
 from mha_core.budget import spell_bytes
 from mha_core.experiment import Experiment, Run
 from mha_core.lenses.cost import matmul_flops, parameter_count
-from ui import compute, controls, figures, head_grid, panels, state, theme
+from ui import compute, controls, figure_style, figures, head_grid, panels, state, theme
 
 GRID_KEY = "head_grid"
 DARK = 0.2  # largest weight of maps too dark to read
@@ -212,7 +212,9 @@ def _bars(choice: Choice) -> None:
     weights = compute.query_rows(choice.experiment, choice.sample, choice.queries, state.get("combine"))[choice.head]
     names = ", ".join(head_grid.short(choice.q_tokens[query]) for query in choice.queries[:4])
     joined = f"{state.get('combine')} of " if len(choice.queries) > 1 else ""
-    title = figures.plain(f"Head {choice.head}: where {joined}{names}{' …' if len(choice.queries) > 4 else ''} looks")
+    title = figure_style.plain(
+        f"Head {choice.head}: where {joined}{names}{' …' if len(choice.queries) > 4 else ''} looks"
+    )
     labels = figures.block_labels(choice.k_tokens, 1)
     st.plotly_chart(figures.query_bars(weights, labels, choice.head, title), key="query_bars", theme=None)
 

@@ -29,7 +29,7 @@ STAGES = {"weights": "weights", "scores": "scores", "masked": "masked_scores"}  
 GRID_SIDES = (256, 192, 128, 96, 64, 48, 32, 16)
 MAP_SIDE = 128  # cells a side of the large map: plotly stays under one frame and 90 kB
 CELLS = 16 * 256 * 256  # of all heads together, at most
-_gate = threading.Semaphore(os.cpu_count() or 1)
+GATE = threading.Semaphore(os.cpu_count() or 1)
 _KEY: dict[str | type[Any], Callable[[Any], Any]] = {Experiment: Experiment.to_json}
 
 
@@ -46,13 +46,13 @@ def run_experiment(experiment: Experiment) -> Run:
 
 @st.cache_resource(max_entries=32, show_spinner=False, hash_funcs=_KEY)
 def _small_run(experiment: Experiment) -> Run:
-    with _gate:
+    with GATE:
         return run(experiment)
 
 
 @st.cache_resource(max_entries=2, show_spinner="Computing a long sequence", hash_funcs=_KEY)
 def _large_run(experiment: Experiment) -> Run:
-    with _gate:
+    with GATE:
         return run(experiment)
 
 
@@ -76,7 +76,7 @@ class Grid:
 def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> Grid:
     """Encode the maps of all heads, pooled as little as their share of bytes allows."""
     result = run_experiment(experiment)
-    with _gate:
+    with GATE:
         maps, allowed = stage_of(result, stage, sample), shown_cells(result, stage, sample)
         heads, longest = maps.shape[0], max(maps.shape[-2:])
         sides = [side for side in GRID_SIDES if side == GRID_SIDES[-1] or heads * min(side, longest) ** 2 <= CELLS]
@@ -138,7 +138,7 @@ def statistics(experiment: Experiment, sample: int) -> tuple[HeadStats, ...]:
 def similarity(experiment: Experiment, sample: int) -> HeadSimilarity:
     """Compare all heads."""
     result = run_experiment(experiment)
-    with _gate:
+    with GATE:
         return head_stats.head_similarity(result, sample)
 
 

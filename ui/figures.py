@@ -1,8 +1,4 @@
-"""Data to plotly figures. Values travel as typed arrays, never as lists; looks come from theme.py.
-
-Figures are written as plain dictionaries and checked once at the end: building them from graph objects takes ten times
-as long, and a slider waits for it.
-"""
+"""The figures of page Attention. Values travel as typed arrays, never as lists; looks come from figure_style.py."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ui import theme
+from ui.figure_style import GRID_LINE, Layout, colour_bar, layout, plain
 from ui.head_grid import short
 
 ALL_LABELLED = 24  # tokens up to which every one has its label
@@ -23,8 +20,6 @@ MAX_LINE_TOKENS = 64  # tokens a side of the lines picture
 MIN_LINE_WEIGHT = 0.01
 LINE_STEPS = (0.15, 0.3, 0.5, 0.75, 1.0)  # opacities, weakest to strongest
 LOG_FLOOR = 1e-4
-GRID_LINE = "rgba(128,128,128,0.3)"
-Layout = dict[str, Any]
 
 
 def block_labels(tokens: Sequence[str], block: int) -> list[str]:
@@ -33,11 +28,6 @@ def block_labels(tokens: Sequence[str], block: int) -> list[str]:
         return [short(token) for token in tokens]
     firsts = range(0, len(tokens), block)
     return [f"{short(tokens[i])} +{min(block, len(tokens) - i) - 1}" for i in firsts]
-
-
-def plain(text: str) -> str:
-    """Keep plotly from reading markup in a token: it knows a few HTML tags."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def colour_range(stage: str, values: NDArray[np.float32]) -> tuple[float, float]:
@@ -89,7 +79,7 @@ def large_map(
         "xaxis": _token_axis("key", k_labels) | {"side": "top", "tickangle": -50, "constrain": "domain"},
         "yaxis": _token_axis("query", q_labels) | {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
     }
-    return go.Figure({"data": [heatmap], "layout": _layout(f"{title}, colours {_span(low, high, is_log)}", 460) | axes})
+    return go.Figure({"data": [heatmap], "layout": layout(f"{title}, colours {_span(low, high, is_log)}", 460) | axes})
 
 
 def _span(low: float, high: float, is_log: bool) -> str:
@@ -109,7 +99,7 @@ def query_bars(weights: NDArray[np.float32], k_labels: Sequence[str], head: int,
         "yaxis": {"title": {"text": "weight"}, "rangemode": "tozero", "nticks": 5, "gridcolor": GRID_LINE},
     }
     margin = {"margin": {"l": 60, "r": 8, "t": 40, "b": 90}, "bargap": 0.15}
-    return go.Figure({"data": [bars], "layout": _layout(title, 280) | axes | margin})
+    return go.Figure({"data": [bars], "layout": layout(title, 280) | axes | margin})
 
 
 def token_lines(
@@ -134,7 +124,7 @@ def token_lines(
         "margin": {"l": 8, "r": 8, "t": 40, "b": 8},
     }
     height = max(320, 22 * max(len(q_labels), len(k_labels)) + 60)
-    return go.Figure({"data": traces, "layout": _layout(title, height) | axes})
+    return go.Figure({"data": traces, "layout": layout(title, height) | axes})
 
 
 def _line_bundle(query: NDArray[np.intp], key: NDArray[np.intp], head: int, opacity: float) -> dict[str, Any]:
@@ -174,14 +164,12 @@ def similarity_map(matrix: NDArray[np.float32], order: Sequence[int], title: str
         "zmin": 0.0,
         "zmax": 1.0,
         "colorscale": theme.SEQUENTIAL,
-        "colorbar": _colour_bar("1 - JS divergence (bits)"),
+        "colorbar": colour_bar("1 - JS divergence (bits)"),
         "hovertemplate": "heads %{y} and %{x}<br>similarity %{z:.4f}<extra></extra>",
     }
     axis = _token_axis("head", [str(head) for head in order]) | {"constrain": "domain"}
     axes = {"xaxis": axis, "yaxis": axis | {"autorange": "reversed", "scaleanchor": "x"}}
-    return go.Figure(
-        {"data": [heatmap], "layout": _layout(title, 400) | axes | {"margin": {"l": 60, "t": 40, "b": 50}}}
-    )
+    return go.Figure({"data": [heatmap], "layout": layout(title, 400) | axes | {"margin": {"l": 60, "t": 40, "b": 50}}})
 
 
 def _token_axis(title: str, labels: Sequence[str]) -> Layout:
@@ -191,20 +179,3 @@ def _token_axis(title: str, labels: Sequence[str]) -> Layout:
     texts = [plain(labels[place]) for place in places]
     ticks = {"tickvals": places, "ticktext": texts, "showgrid": False, "zeroline": False}
     return {"title": {"text": title}, **ticks}
-
-
-def _colour_bar(title: str) -> Layout:
-    return {"thickness": 10, "nticks": 5, "outlinewidth": 0, "title": {"text": title, "side": "right"}}
-
-
-def _layout(title: str, height: int) -> Layout:
-    return {
-        "template": "none",
-        "font": {"color": theme.ink(), "family": "Source Sans, sans-serif", "size": 12},
-        "title": {"text": title, "font": {"size": 14}, "x": 0.01},
-        "height": height,
-        "margin": {"l": 80, "r": 8, "t": 100, "b": 8},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(128,128,128,0.14)",
-        "modebar": {"remove": ["select2d", "lasso2d", "autoScale2d"]},
-    }

@@ -19,8 +19,12 @@ from ui import compute, panels, process, sidebar, state
 PAGE_STYLE = ".stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; }"
 
 
-def begin(title: str, question: str) -> None:
-    """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar."""
+def begin(title: str, question: str, *, below: str | None = None) -> None:
+    """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar.
+
+    Args:
+        below: what the page shows where the choices cannot be run; None where it is the last experiment that could.
+    """
     if process.route_through_app():  # the first request of all reached the page directly
         st.rerun()
     process.settle()
@@ -29,7 +33,7 @@ def begin(title: str, question: str) -> None:
     state.open_link(title)
     st.subheader(f"{title} — {question}", anchor=False)
     sidebar.draw()
-    _fragment("notes", _notes)
+    _fragment("notes", lambda: _notes(below))
 
 
 def part(name: str, draw: Callable[[Experiment], None]) -> None:
@@ -55,12 +59,12 @@ def _fragment(name: str, draw: Callable[[], None]) -> None:
     st.fragment(draw_and_link, key=name)()
 
 
-def _notes() -> None:
+def _notes(below: str | None) -> None:
     error = _what_runs()[1]
     panels.link_problems(state.link_problems())
     if error is not None:
-        has_run = state.has_run()
-        panels.lesson(error, "the last experiment that could be run" if has_run else "the default experiment")
+        last = "the last experiment that could be run" if state.has_run() else "the default experiment"
+        panels.lesson(error, below or last)
 
 
 def _what_runs() -> tuple[Experiment, MhaError | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pandas as pd
 import streamlit as st
 
 from mha_core.errors import MhaError
@@ -59,3 +60,18 @@ def notices(findings: Sequence[Finding]) -> None:
 def headline(facts: Sequence[str]) -> None:
     """Show the numbers of the experiment in one line."""
     st.markdown(" · ".join(plain(fact) for fact in facts))
+
+
+def downloads(table: pd.DataFrame, name: str) -> None:
+    """Offer a table as CSV and JSON.
+
+    Args:
+        name: of the file, without its ending; unique on the page.
+    """
+    with st.container(horizontal=True, horizontal_alignment="right"):
+        for ending, mime, write in (
+            ("csv", "text/csv", lambda: table.to_csv(index=False)),
+            ("json", "application/json", lambda: table.to_json(orient="records", indent=2)),
+        ):
+            label, key = ending.upper(), f"{name}_{ending}"
+            st.download_button(label, write, f"{name}.{ending}", mime, key=key, on_click="ignore", type="tertiary")

@@ -1,7 +1,7 @@
 """The one truth of a session: flat fields, kept in session state and mirrored in the address.
 
 The only place that touches `st.session_state` and `st.query_params`. The fields are those of the experiment
-(mha_core.fields) and of the view (below); widgets are filled from them before they are drawn and write back through
+(mha_core.fields) and of the view (ui.view); widgets are filled from them before they are drawn and write back through
 `take`. A field set here is what every page shows.
 """
 
@@ -15,31 +15,15 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from mha_core.errors import FieldValue, MhaError
 from mha_core.experiment import Experiment
-from mha_core.fields import DEFAULTS, FIELDS, Field, read_query, write_query
+from mha_core.fields import DEFAULTS, FIELDS, read_query, write_query
 from mha_core.masks import parse_custom
 from mha_core.sources.matrix_file import read_matrix
+from ui.view import PARTS_OF_VIEW, VIEW_FIELDS
 
 DEFAULT_SECOND_TEXT = "Das Tier überquerte die Straße nicht"
 # Fields that decide which other controls are shown: the whole page is drawn again.
 SHAPING = ("source", "text", "memory_text", "batch", "positions", "mask", "init", "projection")
-MAX_TOKENS_CHOSEN = 65_536
-PANELS = ("none", "bars", "lines", "statistics", "similarity")
-VIEW_FIELDS: dict[str, Field] = {
-    field.name: field
-    for field in (
-        Field("stage", "view", "choice", "weights", "which tensor the maps show", ("weights", "scores", "masked")),
-        Field("colour", "view", "choice", "fixed", "how values become colours", ("fixed", "head", "log")),
-        Field("pooling", "view", "choice", "max", "what a cell of a pooled map keeps", ("max", "mean")),
-        Field("head", "view", "int", 0, "chosen head", minimum=0, maximum=1023),
-        Field("sequence", "view", "int", 0, "sequence of the batch", minimum=0, maximum=511),
-        Field("panel", "view", "choice", "none", "what is shown below", PANELS),
-        Field("queries", "view", "ints", (), "chosen query tokens", minimum=0, maximum=MAX_TOKENS_CHOSEN),
-        Field("combine", "view", "choice", "mean", "how several query tokens are joined", ("mean", "sum")),
-        Field("line_heads", "view", "choice", "chosen", "whose lines are drawn", ("chosen", "all")),
-    )
-}
 ALL_FIELDS = FIELDS | VIEW_FIELDS
-PARTS_OF_VIEW = dict.fromkeys(VIEW_FIELDS, ("maps", "large_map", "closer_look")) | {"panel": ("closer_look",)}
 _FIELDS, _PROBLEMS = "fields", "link_problems"
 _LAST_GOOD, _DRAFT, _PARTS, _PAGE = "last_good", "mask_draft", "page_parts", "page"
 
@@ -178,6 +162,11 @@ def take_event(key: str, event: str) -> Any:
     return getattr(st.session_state[key], event, None)
 
 
+def chosen_fields() -> dict[str, FieldValue]:
+    """Give the fields of the experiment as they are chosen, also where they contradict one another."""
+    return {name: st.session_state[_FIELDS][name] for name in DEFAULTS}
+
+
 def current_experiment() -> tuple[Experiment, MhaError | None]:
     """Build the experiment that the fields describe.
 
@@ -189,7 +178,7 @@ def current_experiment() -> tuple[Experiment, MhaError | None]:
     if draft_error is not None and "custom" in get("mask"):
         return last_good(), draft_error
     try:
-        experiment = Experiment.from_fields({name: st.session_state[_FIELDS][name] for name in DEFAULTS})
+        experiment = Experiment.from_fields(chosen_fields())
     except MhaError as error:
         return last_good(), error
     return experiment, None

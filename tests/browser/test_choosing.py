@@ -85,7 +85,7 @@ def test_several_tokens_are_chosen_with_ctrl(visit):
     parts.chips(page).nth(1).click(modifiers=["Control"])  # at once: the answer to the press before is not awaited
     parts.expect_query(page, panel="bars", queries="3,6")
     expect(chosen).to_have_text([WORDS[3], WORDS[6]])
-    expect(page.get_by_role("button", name=re.compile(r"^Remove "))).to_have_count(2)  # what a person waits for: the list
+    expect(page.get_by_role("button", name=re.compile(r"^Remove "))).to_have_count(2)  # the list has followed
     page.get_by_role("button", name="Remove cross (3)").click()
     parts.expect_query(page, panel="bars", queries="6")
     expect(chosen).to_have_text([WORDS[6]])
