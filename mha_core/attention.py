@@ -20,9 +20,19 @@ from torch import Tensor, nn
 from mha_core.config import AttentionConfig, HeadSplit, Kernel, Projection, QkvLayout
 from mha_core.errors import MhaError
 from mha_core.init_schemes import InitSpec, initial_weights
-from mha_core.kernels import KERNELS, KernelCall, check_qkv, rotate_positions, scaled_dot_product_attention, share_heads
+from mha_core.input_checks import check_inputs
+from mha_core.kernels import (
+    KERNELS,
+    KernelCall,
+    Tap,
+    check_qkv,
+    rotate_positions,
+    scaled_dot_product_attention,
+    share_heads,
+    untapped,
+)
 from mha_core.layouts import AttentionWeights, pack_qkv, unpack_qkv
-from mha_core.masks import Fill, check_mask
+from mha_core.masks import Fill
 
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention"]
 
@@ -45,6 +55,7 @@ class MultiHeadAttention(nn.Module):
         wq, wk, wv, fc_out: the four fully connected layers; with projection="fused" the first three are `qkv_proj`.
         fill: what replaces hidden scores (explicit and chunked kernels; the fused kernel knows only "zero").
         generator: source of dropout's randomness; None is torch's global one.
+        tap: is shown every named tensor of a forward pass, as `mha_core.kernels.untapped` says.
 
     Raises:
         MhaError: the sizes do not fit.
@@ -87,6 +98,7 @@ class MultiHeadAttention(nn.Module):
         )
         self.fill: Fill | float = "zero"
         self.generator: torch.Generator | None = None
+        self.tap: Tap = untapped
         rows, kv_rows = num_heads * config.head_dim, config.kv_heads * config.head_dim
         dtype = None if weights is None else weights.q.dtype
         if projection == "fused":
@@ -162,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        self._check_inputs(query, key, value, mask)
+        check_inputs(self.config, self.fc_out.weight.dtype, query, key, value, mask)
         q, k, v = self.project(query, key, value)
         context, weights = self.attend(q, k, v, mask, need_weights=need_weights)
         return self.merge(context), weights
@@ -173,15 +185,16 @@ class MultiHeadAttention(nn.Module):
             self._project_fused(query, key, value)
             if self.config.projection == "fused"
             else (
-                self.split_heads(self.wq(query), self.config.num_heads),
-                self.split_heads(self.wk(key), self.config.kv_heads),
-                self.split_heads(self.wv(value), self.config.kv_heads),
+                self._split("q", self.wq(query)),
+                self._split("k", self.wk(key)),
+                self._split("v", self.wv(value)),
             )
         )
         if self.config.rope_theta is not None:
             # As the causal mask, positions align at the end: the last query stands where the last key stands.
-            q = rotate_positions(q, self.config.rope_theta, first=k.shape[-2] - q.shape[-2])
-            k = rotate_positions(k, self.config.rope_theta)
+            first = k.shape[-2] - q.shape[-2]
+            q = self.tap("q_rotated", rotate_positions(q, self.config.rope_theta, first=first))
+            k = self.tap("k_rotated", rotate_positions(k, self.config.rope_theta))
         return q, k, v
 
     def _project_fused(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,31 +208,33 @@ class MultiHeadAttention(nn.Module):
             )
         elif config.qkv_layout == "stacked":
             rows, kv_rows = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-            q, k, v = torch.split(self.qkv_proj(query), [rows, kv_rows, kv_rows], dim=-1)
+            q, k, v = torch.split(self.tap("qkv_proj", self.qkv_proj(query)), [rows, kv_rows, kv_rows], dim=-1)
         else:
-            return self._split_interleaved(self.qkv_proj(query))
-        heads = (config.num_heads, config.kv_heads, config.kv_heads)
-        q, k, v = (self.split_heads(t, count) for t, count in zip((q, k, v), heads, strict=True))
-        return q, k, v
+            return self._split_interleaved(self.tap("qkv_proj", self.qkv_proj(query)))
+        return self._split("q", q), self._split("k", k), self._split("v", v)
 
     def _split_interleaved(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, S, Hkv*(G + 2)*D) -> q (B, H, S, D), k and v (B, Hkv, S, D)."""
         batch, length, _ = fused.shape
         kv_heads, groups = self.config.kv_heads, self.config.num_heads // self.config.kv_heads
         by_group = fused.view(batch, length, kv_heads, groups + 2, self.config.head_dim)  # (B, S, Hkv, G + 2, D)
+        self.tap("qkv_groups", by_group)
         parts = torch.split(by_group, [groups, 1, 1], dim=-2)
         if self.config.head_split == "einops":
             q, k, v = (rearrange(t, "b s n g d -> b (n g) s d") for t in parts)
         else:
             q, k, v = (t.flatten(2, 3).permute(0, 2, 1, 3) for t in parts)
-        return q, k, v
+        return self.tap("q_heads", q), self.tap("k_heads", k), self.tap("v_heads", v)
 
-    def split_heads(self, tensor: Tensor, heads: int) -> Tensor:
-        """Cut the channels into heads. (B, S, H*D) -> (B, H, S, D)."""
+    def _split(self, name: str, projected: Tensor) -> Tensor:
+        """Cut the channels of q, k or v into heads. (B, S, H*D) -> (B, H, S, D)."""
+        self.tap(f"{name}_proj", projected)
         if self.config.head_split == "einops":
-            return rearrange(tensor, "b s (h d) -> b h s d", h=heads)
-        batch, length, _ = tensor.shape
-        return tensor.view(batch, length, heads, self.config.head_dim).permute(0, 2, 1, 3)
+            heads = projected.shape[-1] // self.config.head_dim
+            return self.tap(f"{name}_heads", rearrange(projected, "b s (h d) -> b h s d", h=heads))
+        batch, length, _ = projected.shape
+        viewed = self.tap(f"{name}_view", projected.view(batch, length, -1, self.config.head_dim))  # (B, S, H, D)
+        return self.tap(f"{name}_heads", viewed.permute(0, 2, 1, 3))  # (B, S, H, D) -> (B, H, S, D)
 
     def merge(self, context: Tensor) -> Tensor:
         """Lay the heads side by side and project. (B, H, Sq, D) -> (B, Sq, E)."""
@@ -227,9 +242,9 @@ class MultiHeadAttention(nn.Module):
             joined: Tensor = rearrange(context, "b h s d -> b s (h d)")
         else:
             batch, _, length, _ = context.shape
-            joined = context.permute(0, 2, 1, 3).reshape(batch, length, -1)
-        output: Tensor = self.fc_out(joined)
-        return output
+            permuted = self.tap("context_permuted", context.permute(0, 2, 1, 3))  # (B, H, Sq, D) -> (B, Sq, H, D)
+            joined = permuted.reshape(batch, length, -1)  # (B, Sq, H, D) -> (B, Sq, H*D)
+        return self.tap("output", self.fc_out(self.tap("joined", joined)))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, need_weights: bool = True
@@ -242,7 +257,9 @@ class MultiHeadAttention(nn.Module):
         Returns:
             Context (B, H, Sq, D), and weights (B, H, Sq, Sk) or None.
         """
-        k, v = share_heads(k, self.config.num_heads), share_heads(v, self.config.num_heads)
+        if self.config.kv_heads != self.config.num_heads:
+            k = self.tap("k_shared", share_heads(k, self.config.num_heads))
+            v = self.tap("v_shared", share_heads(v, self.config.num_heads))
         check_qkv(q, k, v)
         call = KernelCall(
             scale=self.config.softmax_scale,
@@ -250,36 +267,9 @@ class MultiHeadAttention(nn.Module):
             dropout=self.config.dropout if self.training else 0.0,
             generator=self.generator,
             need_weights=need_weights,
+            tap=self.tap,
         )
         if mask is not None:
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)  # kernels cut the query axis: it has to be there
         context, weights = KERNELS[self.config.kernel](q, k, v, mask, call)
-        return context, weights if need_weights else None
-
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-        config = self.config
-        widths = {"query": (query, config.embed_dim), "key": (key, config.key_dim), "value": (value, config.value_dim)}
-        dtype = self.fc_out.weight.dtype
-        for name, (tensor, width) in widths.items():
-            shape = tuple(tensor.shape)
-            if tensor.ndim != 3:
-                problem = f"{name} has shape {shape}; it must have three axes (B, S, {width})"
-                hint = f"; write {name}[None] for a batch of one" if tensor.ndim == 2 else ""
-                raise MhaError(name, shape, f"(B, S, {width})", problem=problem + hint)
-            if shape[-1] != width:
-                problem = (
-                    f"{name} of shape {shape} is {shape[-1]} wide, but the layer's {name} projection takes {width}"
-                )
-                raise MhaError(name, shape, f"(B, S, {width})", problem=problem)
-            if shape[0] != query.shape[0]:
-                problem = f"{name} has batch {shape[0]}, but query has batch {query.shape[0]}"
-                hint = f"; write {name}.expand({query.shape[0]}, -1, -1) to share it" if shape[0] == 1 else ""
-                raise MhaError(name, shape, f"batch {query.shape[0]}", problem=problem + hint)
-            if tensor.dtype != dtype and not torch.is_autocast_enabled(tensor.device.type):
-                problem = f"{name} is {tensor.dtype}, but the weights are {dtype}; write {name}.to({dtype})"
-                raise MhaError(name, str(tensor.dtype), str(dtype), problem=problem)
-        if value.shape[1] != key.shape[1]:
-            problem = f"there are {key.shape[1]} keys but {value.shape[1]} values; every key needs its value"
-            raise MhaError("value", tuple(value.shape), f"as long as the key: {key.shape[1]}", problem=problem)
-        if mask is not None:
-            check_mask(mask, query.shape[0], config.num_heads, query.shape[1], key.shape[1])
+        return self.tap("context", context), weights if need_weights else None

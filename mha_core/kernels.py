@@ -8,6 +8,7 @@ Axes: B batch, H heads, Sq queries, Sk keys, D head_dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,19 +22,51 @@ from mha_core.masks import Fill, check_mask, resolve_fill
 CHUNK_ROWS = 256  # queries per step of the chunked kernel: at S = 8192 it holds 1/32 of the S x S matrix
 
 
+Tap = Callable[[str, Tensor], Tensor]
+
+
+def untapped(name: str, tensor: Tensor) -> Tensor:
+    """Let a tensor pass. A tap is shown every named step of a forward pass, in order, and gives it back."""
+    return tensor
+
+
 def attention_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Compute q kᵀ · scale. (..., Sq, D), (..., Sk, D) -> (..., Sq, Sk).
 
-    The scale goes onto q, not onto the product: in float16 the raw product passes 65504 long before the scaled one.
+    The scale is applied inside the product, before it is rounded: in float16 the raw product passes 65504 long before
+    the scaled one, and a scaled copy of q would be one more pass over memory.
     """
-    return torch.matmul(q * scale, k.transpose(-2, -1))
+    leading, count = q.shape[:-2], math.prod(q.shape[:-2])
+    rows, columns = q.reshape(count, *q.shape[-2:]), k.reshape(count, *k.shape[-2:])
+    nothing = q.new_empty(1, 1, 1)  # beta=0: what is added is not read
+    scores = torch.baddbmm(nothing, rows, columns.transpose(1, 2), beta=0, alpha=scale)
+    return scores.view(*leading, q.shape[-2], k.shape[-2])
 
 
-def mask_scores(scores: Tensor, mask: Tensor | None, fill: Fill | float = "zero") -> Tensor:
-    """Put the fill where the mask is False. (..., Sq, Sk) -> (..., Sq, Sk)."""
+def mask_scores(scores: Tensor, mask: Tensor | None, fill: Fill | float = "zero", *, overwrite: bool = False) -> Tensor:
+    """Put the fill where the mask is False. (..., Sq, Sk) -> (..., Sq, Sk); `overwrite` as in `attention_weights`."""
     if mask is None:
         return scores
-    return scores.masked_fill(~mask, resolve_fill(fill, scores.dtype)[0])
+    value = resolve_fill(fill, scores.dtype)[0]
+    return scores.masked_fill_(~mask, value) if overwrite and _is_free(scores) else scores.masked_fill(~mask, value)
+
+
+def softmax_weights(
+    masked: Tensor, mask: Tensor | None, fill: Fill | float = "zero", *, overwrite: bool = False
+) -> Tensor:
+    """Take the softmax over the keys of masked scores, and zero the rows without an allowed key. Keeps the shape."""
+    weights = torch.softmax(masked, -1, out=masked) if overwrite and _is_free(masked) else torch.softmax(masked, -1)
+    if mask is not None and resolve_fill(fill, masked.dtype)[1]:
+        # The fill is finite, so an empty row is uniform here, not NaN, and its gradient is an exact zero as well.
+        has_key = mask.any(-1, keepdim=True)
+        if not has_key.all():
+            weights = weights.masked_fill(~has_key, 0.0)
+    return weights
+
+
+def _is_free(tensor: Tensor) -> bool:
+    """Whether autograd allows to overwrite a tensor."""
+    return not (torch.is_grad_enabled() and tensor.requires_grad)
 
 
 def attention_weights(
@@ -50,17 +83,8 @@ def attention_weights(
     Returns:
         (..., Sq, Sk); torch sums the softmax in float32 at least, whatever the dtype of the scores.
     """
-    in_place = overwrite and not (torch.is_grad_enabled() and scores.requires_grad)
-    if mask is not None:
-        value, zero_empty_rows = resolve_fill(fill, scores.dtype)
-        scores = scores.masked_fill_(~mask, value) if in_place else scores.masked_fill(~mask, value)
-    weights = torch.softmax(scores, -1, out=scores) if in_place else torch.softmax(scores, -1)
-    if mask is not None and zero_empty_rows:
-        # The fill is finite, so an empty row is uniform here, not NaN, and its gradient is an exact zero as well.
-        has_key = mask.any(-1, keepdim=True)
-        if not has_key.all():
-            weights = weights.masked_fill(~has_key, 0.0)
-    return weights
+    masked = mask_scores(scores, mask, fill, overwrite=overwrite)
+    return softmax_weights(masked, mask, fill, overwrite=overwrite or masked is not scores)
 
 
 def scaled_dot_product_attention(
@@ -132,13 +156,14 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """What a kernel needs besides q, k, v and the mask: the scale, the fill, and dropout on the weights."""
+    """What a kernel needs besides q, k, v and the mask: scale, fill, dropout on the weights, and who looks on."""
 
     scale: float
     fill: Fill | float = "zero"
     dropout: float = 0.0
     generator: torch.Generator | None = None
     need_weights: bool = True
+    tap: Tap = untapped
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, KernelCall], tuple[Tensor, Tensor | None]]
@@ -148,8 +173,11 @@ def explicit_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the whole S x S matrix. Returns context (B, H, Sq, D) and weights (B, H, Sq, Sk)."""
-    weights = attention_weights(attention_scores(q, k, call.scale), mask, call.fill, overwrite=True)
-    weights = drop_weights(weights, call.dropout, call.generator)
+    scores = call.tap("scores", attention_scores(q, k, call.scale))
+    masked = scores if mask is None else call.tap("masked", mask_scores(scores, mask, call.fill, overwrite=True))
+    weights = call.tap("weights", softmax_weights(masked, mask, call.fill, overwrite=True))
+    if call.dropout:
+        weights = call.tap("dropped", drop_weights(weights, call.dropout, call.generator))
     return torch.matmul(weights.to(v.dtype), v), weights
 
 

@@ -1,4 +1,4 @@
-"""What all figures share: layout, axes and colour bars as plain dictionaries, and how user text is kept from being markup.
+"""What all figures share: layout, axes and colour bars as plain dictionaries, and how to escape what a person typed.
 
 Figures are written as plain dictionaries and checked once at the end: building them from graph objects takes ten times
 as long, and a slider waits for it.

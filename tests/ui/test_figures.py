@@ -54,7 +54,7 @@ def test_long_labels_are_cut() -> None:
 
 @pytest.mark.parametrize("text", [MARKUP, "plain", "&lt;", "", "<", "a > b & c"])
 def test_plain_for_plotly(text: str) -> None:
-    escaped = figures.plain(text)
+    escaped = figure_style.plain(text)
     assert "<" not in escaped
     assert ">" not in escaped
     assert html.unescape(escaped) == text
