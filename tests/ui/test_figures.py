@@ -17,7 +17,7 @@ import pytest
 from mha_core import Experiment, RandomSource, run
 from mha_core.config import AttentionConfig
 from tests.ui.page import decode
-from ui import compute, figures, panels, theme
+from ui import compute, figure_style, figures, panels, theme
 
 MARKUP = "a<b>&amp;</b> \"q\" 'p' <script>alert(1)</script>"
 
