@@ -1,6 +1,6 @@
 """The real server and the real browser of these tests: one of each per run, a fresh browser context per test.
 
-A test asks for `visit`, which opens a page and waits for the head grid. What goes wrong in a page meanwhile (console
+A test asks for `visit`, which opens a page and waits until it is ready. What goes wrong in a page meanwhile (console
 errors, exceptions, failed responses) is collected and fails the test at its end, with the server's output beside it.
 All tests here carry the mark "browser" and go to one xdist worker, so that one server serves them.
 """
@@ -139,13 +139,15 @@ class Visitor:
         *,
         server: Server | None = None,
         watch: Callable[[Page], object] | None = None,
+        ready: Callable[[Page], object] | None = None,
         **options: object,
     ) -> Page:
-        """Open an address and wait for the head grid.
+        """Open an address and wait until it is ready.
 
         Args:
             path: what follows the server's address. server: another server than the shared one.
             watch: called with the page before it is opened. options: those of a browser context.
+            ready: waits until the page is ready; by default, until the head grid of page Attention is painted.
         """
         context = self.browser.new_context(**{"viewport": {"width": 1366, "height": 900}} | options)
         page = context.new_page()
@@ -158,6 +160,9 @@ class Visitor:
             watch(page)
         self.pages.append(page)
         page.goto((server or self.start()).url + path)
+        if ready is not None:
+            ready(page)
+            return page
         # A server of the test's own may still have torch to import, when it was started by `streamlit run`.
         parts.wait_until_painted(page, timeout_ms=None if server is None else START_S * 1000)
         return page

@@ -88,6 +88,12 @@ def wait_until_painted(page: Page, after: int = 0, timeout_ms: float | None = No
     expect(grid(page)).not_to_have_attribute("data-painted", str(after))
 
 
+def wait_for_heading(page: Page, title: str) -> None:
+    """Wait until a page other than Attention stands there whole; `functools.partial` it to a `visit(ready=...)`."""
+    expect(page.get_by_role("heading", name=title)).to_be_visible()
+    wait_until_idle(page)
+
+
 def wait_until_idle(page: Page) -> None:
     """Wait until the server has answered all that was asked."""
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")

@@ -21,6 +21,7 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from mha_core import Experiment
+from ui.view import VIEW_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = "pages/1_Attention.py"
@@ -44,8 +45,7 @@ def fine(page: AppTest) -> AppTest:
 def shown(page: AppTest) -> Experiment:
     """The experiment that the address of a page describes, view settings aside."""
     link = {name: value[0] if isinstance(value, list) else value for name, value in page.query_params.items()}
-    view = {"stage", "colour", "pooling", "head", "sequence", "panel", "queries", "combine", "line_heads"}
-    found, problems = Experiment.from_query({name: value for name, value in link.items() if name not in view})
+    found, problems = Experiment.from_query({name: value for name, value in link.items() if name not in VIEW_FIELDS})
     assert problems == []
     return found
 
