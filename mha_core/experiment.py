@@ -1,172 +1,33 @@
-"""One experiment: everything a person chooses, as one frozen value, and running it.
+"""Running one experiment: from its choices to every tensor between the embeddings and the output.
 
-`Experiment` joins the records of input, layer, mask, initial values, number format and seed; it writes itself as flat
-fields, JSON and a query string, and reads them back exactly. `run` turns it into a `Run`: every tensor from the
-embeddings to the output.
+The choices are `Experiment` (mha_core.choices); sizes are checked against the memory budget before a tensor exists.
 
 Axes: B batch, H heads, Hkv key/value heads, Sq queries, Sk keys, E embed_dim, D head_dim.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
-from urllib.parse import parse_qsl, urlencode
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mha_core.attention import MultiHeadAttention
 from mha_core.budget import budget_bytes, check_budget, run_bytes
-from mha_core.config import CONFIG_FIELDS, DEFAULT_ROPE_THETA, AttentionConfig, require_choice, require_int
-from mha_core.errors import FieldValue, MhaError, Suggestion
-from mha_core.fields import DEFAULTS, FIELDS, TORCH_DTYPES, Dtype, read_query, write_query
-from mha_core.init_schemes import MAX_SEED, InitSpec, check_packed, generator_for, initial_weights
-from mha_core.kernels import attention_scores, attention_weights, check_sdpa, mask_scores, share_heads
+from mha_core.choices import Experiment
+from mha_core.config import AttentionConfig
+from mha_core.errors import MhaError, Suggestion
+from mha_core.init_schemes import InitSpec, generator_for, initial_weights
+from mha_core.kernels import attention_scores, attention_weights, mask_scores, share_heads
 from mha_core.masks import MaskSizes, MaskSpec, build_mask
-from mha_core.sources.inputs import Inputs, Positions, RandomSource, Sizes, TextSource, embed, measure, smaller_inputs
+from mha_core.sources.inputs import Inputs, Sizes, embed, measure, smaller_inputs
 
 __all__ = ["AttentionConfig", "Experiment", "InitSpec", "MaskSpec", "Run", "run"]
-
-# attribute of each record -> its flat field; fields of AttentionConfig keep their names
-_TEXT = {"text": "text", "memory_text": "memory_text", "tokenizer": "tokenizer"}
-_RANDOM = {name: name for name in ("batch", "q_len", "k_len", "distribution")}
-_MASK = {"kinds": "mask", "custom": "custom_mask"} | {n: n for n in ("window", "direction", "alignment", "fill")}
-_INIT = {"scheme": "init", "gain": "gain", "std": "init_std", "targets": "init_targets", "bias": "init_bias"}
-_INIT |= {"packed": "init_packed"}
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Everything a person chooses.
-
-    Args:
-        source: text or random input.
-        attention: the layer.
-        mask: which masks, and the fill.
-        init: initial values of the weights.
-        positions: "none", "sinusoidal" (added to the embeddings) or "rotary" (in the layer; sets its rope_theta).
-        dtype: number format of weights and activations; "autocast" is float32 under bfloat16 autocast.
-        seed: of weights, embeddings and dropout.
-
-    Raises:
-        MhaError: a choice is unknown, or choices contradict one another.
-    """
-
-    source: TextSource | RandomSource = field(default_factory=TextSource)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    mask: MaskSpec = field(default_factory=MaskSpec)
-    init: InitSpec = field(default_factory=InitSpec)
-    positions: Positions = "none"
-    dtype: Dtype = "float32"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("positions", self.positions, get_args(Positions))
-        require_choice("dtype", self.dtype, get_args(Dtype))
-        require_int("seed", self.seed, 0, MAX_SEED)
-        if self.positions == "rotary" and self.attention.rope_theta is None:
-            object.__setattr__(self, "attention", replace(self.attention, rope_theta=DEFAULT_ROPE_THETA))
-        if self.positions == "none" and self.attention.rope_theta is not None:
-            object.__setattr__(self, "positions", "rotary")
-        if self.attention.kernel == "sdpa":
-            check_sdpa(self.mask.fill, self.attention.dropout)
-        check_packed(self.attention, self.init)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Format of weights and inputs."""
-        return TORCH_DTYPES[self.dtype]
-
-    def to_fields(self) -> dict[str, FieldValue]:
-        """Give the flat fields, those of the other source left out."""
-        source_fields = _TEXT if isinstance(self.source, TextSource) else _RANDOM
-        values: dict[str, FieldValue] = {"source": "text" if isinstance(self.source, TextSource) else "random"}
-        values |= {flat: getattr(self.source, name) for name, flat in source_fields.items()}
-        values |= {name: getattr(self.attention, name) for name in CONFIG_FIELDS}
-        values |= {flat: getattr(self.mask, name) for name, flat in _MASK.items()}
-        values |= {flat: getattr(self.init, name) for name, flat in _INIT.items()}
-        return values | {"positions": self.positions, "dtype": self.dtype, "seed": self.seed}
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Experiment:
-        """Build an experiment from flat fields; missing ones take their defaults.
-
-        Raises:
-            MhaError: an unknown name, a bad value, or values that contradict one another.
-        """
-        for name in fields:
-            if name not in FIELDS:
-                raise MhaError(
-                    str(name), fields[name], "one of " + ", ".join(FIELDS), problem=f"{name!r} is not a field"
-                )
-        values: dict[str, Any] = DEFAULTS | dict(fields)
-        require_choice("source", values["source"], FIELDS["source"].choices)
-        text, random = _record(_TEXT, values), _record(_RANDOM, values)
-        return cls(
-            source=TextSource(**text) if values["source"] == "text" else RandomSource(**random),
-            attention=AttentionConfig(**{name: values[name] for name in CONFIG_FIELDS}),
-            mask=MaskSpec(**_record(_MASK, values)),
-            init=InitSpec(**_record(_INIT, values)),
-            positions=values["positions"],
-            dtype=values["dtype"],
-            seed=values["seed"],
-        )
-
-    def to_json(self) -> str:
-        """Write the flat fields as JSON, in a fixed order."""
-        return json.dumps(self.to_fields(), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Experiment:
-        """Read what `to_json` wrote.
-
-        Raises:
-            MhaError: not a JSON object, or not an experiment.
-        """
-        try:
-            loaded = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise MhaError("json", text[:40], "a JSON object", problem=f"this is not JSON: {error}") from error
-        if not isinstance(loaded, dict):
-            raise MhaError("json", text[:40], "a JSON object of fields")
-        return cls.from_fields({name: tuple(v) if isinstance(v, list) else v for name, v in loaded.items()})
-
-    def to_query(self) -> str:
-        """Write a query string of the fields that differ from their defaults."""
-        return urlencode(write_query(self.to_fields()))
-
-    @classmethod
-    def from_query(cls, query: str | Mapping[str, str]) -> tuple[Experiment, list[str]]:
-        """Read a query string; whatever is wrong in it is named and replaced by its default.
-
-        Returns:
-            The experiment, and one sentence per entry that was not used.
-        """
-        pairs = dict(parse_qsl(query.lstrip("?"), keep_blank_values=True)) if isinstance(query, str) else query
-        values, problems = read_query(pairs)
-        given = [name for name in values if values[name] != DEFAULTS[name]]
-        while True:
-            try:
-                return cls.from_fields(values), problems
-            except MhaError as error:
-                blamed = [error.field, *(name for suggestion in error.try_ for name, _ in suggestion.changes)]
-                wrong = next((name for name in blamed if name in given), given[-1])
-                given.remove(wrong)
-                values[wrong] = DEFAULTS[wrong]
-                problems.append(
-                    f"{error.problem}; the default {FIELDS[wrong].write(DEFAULTS[wrong])} is used for {wrong}."
-                )
-
-
-def _record(names: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {attribute: values[flat] for attribute, flat in names.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,9 +122,18 @@ def _fits(experiment: Experiment, suggestion: Suggestion) -> bool:
         return False
 
 
-@torch.no_grad()
-def run(experiment: Experiment) -> Run:
-    """Run an experiment. The same experiment gives the same numbers, bit for bit on one machine.
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a forward pass needs: sizes, inputs, the mask (or None) and the layer."""
+
+    sizes: Sizes
+    inputs: Inputs
+    mask: Tensor | None
+    layer: MultiHeadAttention
+
+
+def give(experiment: Experiment) -> Given:
+    """Make the inputs, the mask and the layer of an experiment.
 
     Raises:
         MhaError: as `prepare`, or the custom mask does not fit the lengths.
@@ -272,9 +142,19 @@ def run(experiment: Experiment) -> Run:
     lengths = torch.tensor(sizes.k_tokens.lengths)
     mask = build_mask(experiment.mask, MaskSizes(sizes.batch, sizes.q_len, sizes.k_len, lengths))
     inputs = embed(experiment.source, sizes, experiment.attention, experiment.positions, experiment.seed)
-    inputs = inputs.to(experiment.torch_dtype)
-    layer = build_layer(experiment)
-    with _precision(experiment):
+    return Given(sizes, inputs.to(experiment.torch_dtype), mask, build_layer(experiment))
+
+
+@torch.no_grad()
+def run(experiment: Experiment) -> Run:
+    """Run an experiment. The same experiment gives the same numbers, bit for bit on one machine.
+
+    Raises:
+        MhaError: as `give`.
+    """
+    given = give(experiment)
+    sizes, inputs, mask, layer = given.sizes, given.inputs, given.mask, given.layer
+    with precision(experiment):
         start = time.perf_counter()
         q, k, v = layer.project(inputs.query, inputs.key, inputs.value)
         context, weights = layer.attend(q, k, v, mask)
@@ -288,9 +168,10 @@ def run(experiment: Experiment) -> Run:
 @torch.no_grad()
 def _scores(experiment: Experiment, q: Tensor, k: Tensor) -> Tensor:
     config = experiment.attention
-    with _precision(experiment):
+    with precision(experiment):
         return attention_scores(q, share_heads(k, config.num_heads), config.softmax_scale)
 
 
-def _precision(experiment: Experiment) -> AbstractContextManager[Any]:
+def precision(experiment: Experiment) -> AbstractContextManager[Any]:
+    """Give the context in which an experiment's layer runs: autocast, or nothing."""
     return torch.amp.autocast("cpu", dtype=torch.bfloat16) if experiment.dtype == "autocast" else nullcontext()
