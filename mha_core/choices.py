@@ -99,8 +99,8 @@ class Experiment:
         return cls(
             source=source_of(values),
             attention=AttentionConfig(**{name: values[name] for name in CONFIG_FIELDS}),
-            mask=MaskSpec(**_record(_MASK, values)),
-            init=InitSpec(**_record(_INIT, values)),
+            mask=mask_of(values),
+            init=init_of(values),
             positions=values["positions"],
             dtype=values["dtype"],
             seed=values["seed"],
@@ -161,3 +161,13 @@ def source_of(values: Mapping[str, Any]) -> TextSource | RandomSource:
     if values["source"] == "text":
         return TextSource(**_record(_TEXT, values))
     return RandomSource(**_record(_RANDOM, values))
+
+
+def mask_of(values: Mapping[str, Any]) -> MaskSpec:
+    """Build the mask that flat fields describe; all of them have to be there."""
+    return MaskSpec(**_record(_MASK, values))
+
+
+def init_of(values: Mapping[str, Any]) -> InitSpec:
+    """Build the initial values that flat fields describe; all of them have to be there."""
+    return InitSpec(**_record(_INIT, values))
