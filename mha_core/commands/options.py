@@ -27,17 +27,26 @@ def add_experiment_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def experiment_from(options: argparse.Namespace) -> Experiment:
-    """Build the experiment that the options describe; sizes of a random input imply `--source random`.
+def fields_from(options: argparse.Namespace) -> dict[str, FieldValue]:
+    """Read the fields that the options give; sizes of a random input imply `--source random`.
 
     Raises:
-        MhaError: a value is bad, or values contradict one another.
+        MhaError: a value is bad.
     """
     given = {name: getattr(options, name) for name in FIELDS if getattr(options, name) is not None}
     values: dict[str, FieldValue] = {name: _read(FIELDS[name], text) for name, text in given.items()}
     if "source" not in values and "text" not in values and {"batch", "q_len", "k_len", "distribution"} & set(values):
         values["source"] = "random"
-    return Experiment.from_fields(values)
+    return values
+
+
+def experiment_from(options: argparse.Namespace) -> Experiment:
+    """Build the experiment that the options describe.
+
+    Raises:
+        MhaError: a value is bad, or values contradict one another.
+    """
+    return Experiment.from_fields(fields_from(options))
 
 
 def _read(field: Field, text: str) -> FieldValue:

@@ -134,7 +134,7 @@ def _up_to_failure(fields: Mapping[str, Any], error: MhaError) -> Trace:
         torch_error = str(failure)
     except _RefusedError:
         pass
-    setting = Setting.of(fields, given.sizes.is_cross)
+    setting = Setting.of(fields, given.sizes.is_cross, is_plain=True)
     steps = tuple(read_steps(do.recorder, setting))
     failure_ = Failure(do.doing, wording(do.doing, setting).operation, torch_error, error)
     return Trace(steps, given.letters(), do.recorder, failure=failure_)

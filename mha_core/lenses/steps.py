@@ -44,7 +44,7 @@ class Wording:
 @dataclass(frozen=True)
 class Setting:
     """What decides the words: the choices of the engine, and whether keys come from elsewhere, are of other widths, or
-    have fewer heads."""
+    have fewer heads; `is_plain` where projections are of width E, whatever the heads."""
 
     projection: str
     qkv_layout: str
@@ -53,9 +53,10 @@ class Setting:
     is_cross: bool
     own_widths: bool
     is_grouped: bool
+    is_plain: bool = False
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], is_cross: bool) -> Setting:
+    def of(cls, fields: Mapping[str, Any], is_cross: bool, *, is_plain: bool = False) -> Setting:
         """Read it from the flat fields of an experiment, also of one that cannot run."""
         projection, layout, split, kernel = (
             str(fields[name]) for name in ("projection", "qkv_layout", "head_split", "kernel")
@@ -69,6 +70,7 @@ class Setting:
             is_cross,
             own_widths=own_widths != {fields["embed_dim"]},
             is_grouped=fields["num_kv_heads"] not in (None, fields["num_heads"]),
+            is_plain=is_plain,
         )
 
     @property
@@ -133,7 +135,7 @@ def _branch(name: str, setting: Setting) -> Wording:
     axis = "h" if heads == "H" else "n"
     source = {"q": "query", "k": "key", "v": "value"}[which]
     inputs: tuple[tuple[str, ...], ...]
-    flat = ("B", length, f"{heads}·D")
+    flat = ("B", length, "E" if setting.is_plain and heads == "H" else f"{heads}·D")
     split = ("B", heads, length, "D")
     if step == "proj" and setting.projection == "fused" and not setting.is_cross and not setting.own_widths:
         place = {"q": "first", "k": "next", "v": "last"}[which]
