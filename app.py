@@ -6,7 +6,12 @@ The first page answers at `/` and at its own address, so that every page has a l
 import streamlit as st
 
 ATTENTION = "pages/1_Attention.py"
-PAGES = {"Attention": ATTENTION}
+PAGES = {
+    "Attention": ATTENTION,
+    "Shapes": "pages/2_Shapes.py",
+    "Cost": "pages/4_Cost.py",
+    "Engines": "pages/5_Engines.py",
+}
 
 home = st.Page(ATTENTION, title="Attention", url_path="home", default=True, visibility="hidden")
 pages = [st.Page(path, title=title, url_path=title.replace(" ", "_")) for title, path in PAGES.items()]

@@ -194,6 +194,7 @@ def chunked_kernel(
         contexts.append(context)
         if call.need_weights and weights is not None:
             kept.append(weights)
+        del weights  # or this chunk would still be there while the next one is computed
     return torch.cat(contexts, dim=-2), torch.cat(kept, dim=-2) if kept else None
 
 

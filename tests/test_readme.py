@@ -20,7 +20,7 @@ def test_the_example_runs() -> None:
     exec(compile(example, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("line", re.findall(r"^python -m mha_core (run .+)$", README, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^python -m mha_core (.+)$", README, re.MULTILINE))
 def test_the_commands_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if line.endswith("--help"):

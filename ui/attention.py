@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -13,10 +12,11 @@ from mha_core.budget import spell_bytes
 from mha_core.experiment import Experiment, Run
 from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figure_style, figures, head_grid, panels, state, theme
+from ui.large_map import MapLook, draw_map, map_message
+from ui.wire import short
 
 GRID_KEY = "head_grid"
 DARK = 0.2  # largest weight of maps too dark to read
-HEAD_START_S = 0.12  # the browser paints the grid in this time; plotly's work, sent sooner, would come first
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked scores"}
 COLOURS = {"fixed": "one scale", "head": "per head", "log": "log"}
 PANELS = {
@@ -147,17 +147,23 @@ def large_map(experiment: Experiment) -> None:
     large = compute.large_map(experiment, choice.sample, choice.stage, choice.head, choice.pooling)
     is_pooled = large.q_block > 1 or large.k_block > 1
     pooled = f", {large.q_block} x {large.k_block} tokens a cell" if is_pooled else ""
-    figure = figures.large_map(
-        large.values,
-        figures.block_labels(choice.q_tokens, large.q_block),
-        figures.block_labels(choice.k_tokens, large.k_block),
-        stage=choice.stage,
-        scale=choice.scale,
-        ends=figures.colour_range(choice.stage, grid.values),
-        title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}",
+    ranges = {
+        "fixed": figures.colour_range(choice.stage, grid.values),
+        "head": figures.own_range(large.values[~large.hidden]),
+    }
+    low, high = ranges.get(choice.scale, (0.0, 1.0))
+    span = "0.0001 to 1, log" if choice.scale == "log" else f"{low:.3g} to {high:.3g}"
+    map_look = MapLook(
+        title=f"Head {choice.head}: {STAGES[choice.stage]}{pooled}, colours {span}",
+        unit=STAGES[choice.stage],
+        table=theme.SEQUENTIAL_TABLE if choice.stage == "weights" else theme.DIVERGING_TABLE,
+        scale="log" if choice.scale == "log" else "linear",
+        low=low,
+        high=high,
+        q_labels=figures.block_labels(choice.q_tokens, large.q_block),
+        k_labels=figures.block_labels(choice.k_tokens, large.k_block),
     )
-    time.sleep(HEAD_START_S)
-    st.plotly_chart(figure, key="large_map", theme=None, alt=f"Heatmap of head {choice.head}, queries by keys.")
+    draw_map(map_message(large.values, large.hidden, map_look), key="large_map_canvas")
 
 
 def closer_look(experiment: Experiment) -> None:
@@ -203,14 +209,14 @@ def _pick() -> None:
 
 
 def _bars(choice: Choice) -> None:
-    words = [f"{head_grid.short(token)} ({index})" for index, token in enumerate(choice.q_tokens)]
+    words = [f"{short(token)} ({index})" for index, token in enumerate(choice.q_tokens)]
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         controls.pick_many("queries", "Query tokens (the maps above follow)", choice.queries, words)
     with right:
         controls.choose("combine", "Joined by their")
     weights = compute.query_rows(choice.experiment, choice.sample, choice.queries, state.get("combine"))[choice.head]
-    names = ", ".join(head_grid.short(choice.q_tokens[query]) for query in choice.queries[:4])
+    names = ", ".join(short(choice.q_tokens[query]) for query in choice.queries[:4])
     joined = f"{state.get('combine')} of " if len(choice.queries) > 1 else ""
     title = figure_style.plain(
         f"Head {choice.head}: where {joined}{names}{' …' if len(choice.queries) > 4 else ''} looks"

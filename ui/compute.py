@@ -7,9 +7,10 @@ through one gate, so that a heavy request cannot take every core.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,23 @@ import streamlit as st
 import torch
 from numpy.typing import NDArray
 
+from mha_core.errors import FieldValue, MhaError
 from mha_core.experiment import Experiment, Run, needed_bytes, prepare, run
-from mha_core.lenses import findings, head_stats
+from mha_core.lenses import benchmark, cost_growth, findings, flop_truth, head_stats
+from mha_core.lenses import cost as cost_lens
+from mha_core.lenses.bench_plan import Measurement
+from mha_core.lenses.broken_trace import trace_fields
+from mha_core.lenses.cost import Cost
 from mha_core.lenses.head_stats import HeadSimilarity, HeadStats
+from mha_core.lenses.index_map import scrambled_weights
 from mha_core.lenses.pooling import Pooling, pool_maps
+from mha_core.lenses.trace import Trace
 from ui.head_grid import GridMaps, encode_maps
 
-SMALL_RUN_BYTES = 8 * 2**20
+SMALL_RUN_BYTES = 16 * 2**20  # the default layer alone takes 8 MiB while it runs
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked_scores"}  # attribute of a run
 GRID_SIDES = (256, 192, 128, 96, 64, 48, 32, 16)
-MAP_SIDE = 128  # cells a side of the large map: plotly stays under one frame and 90 kB
+MAP_SIDE = 128  # cells a side of the large map: 82 kB
 CELLS = 16 * 256 * 256  # of all heads together, at most
 GATE = threading.Semaphore(os.cpu_count() or 1)
 _KEY: dict[str | type[Any], Callable[[Any], Any]] = {Experiment: Experiment.to_json}
@@ -95,9 +103,10 @@ def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> Grid:
 
 @dataclass(frozen=True)
 class LargeMap:
-    """One head's map for the large picture: values with NaN where hidden, and the block each cell stands for."""
+    """One head's map for the large picture: values, which cells are hidden, and the block each cell stands for."""
 
     values: NDArray[np.float32]
+    hidden: NDArray[np.bool_]
     q_block: int
     k_block: int
 
@@ -107,8 +116,7 @@ def large_map(experiment: Experiment, sample: int, stage: str, head: int, poolin
     result = run_experiment(experiment)
     one_head = stage_of(result, stage, sample)[head : head + 1]
     pooled = pool_maps(one_head, shown_cells(result, stage, sample), MAP_SIDE, _pooling(pooling))
-    values = pooled.values[0].masked_fill(pooled.hidden[0], torch.nan).numpy()
-    return LargeMap(values, pooled.q_block, pooled.k_block)
+    return LargeMap(pooled.values[0].numpy(), pooled.hidden[0].numpy(), pooled.q_block, pooled.k_block)
 
 
 def shown_cells(result: Run, stage: str, sample: int) -> torch.Tensor | None:
@@ -146,3 +154,81 @@ def similarity(experiment: Experiment, sample: int) -> HeadSimilarity:
 def notices(experiment: Experiment, sample: int) -> tuple[findings.Finding, ...]:
     """Find what is worth noticing."""
     return findings.find(run_experiment(experiment), sample, statistics(experiment, sample))
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def cost(experiment: Experiment, input_gradient: bool) -> Cost:
+    """Work out what each step costs; nothing is run.
+
+    Raises:
+        MhaError: the custom mask does not fit.
+    """
+    return cost_lens.cost(experiment, input_gradient=input_gradient)
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def cost_truth(experiment: Experiment, input_gradient: bool) -> tuple[flop_truth.Count, ...]:
+    """Count the products in other ways."""
+    with GATE:
+        return flop_truth.truth(cost(experiment, input_gradient))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def cost_growth_of(experiment: Experiment) -> tuple[cost_growth.Growth, ...]:
+    """Give the cost at many lengths."""
+    return cost_growth.growth(experiment)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def shelf(name: str) -> list[Any]:
+    """Give a place, at first empty, where a measurement is kept for all sessions of this server."""
+    return []
+
+
+def trace(fields: Mapping[str, FieldValue]) -> Trace:
+    """Trace what the fields describe, also where it cannot run. Its tensors are shared: read them only."""
+    try:
+        experiment = Experiment.from_fields(fields)
+        is_small = needed_bytes(experiment, prepare(experiment)) <= SMALL_RUN_BYTES
+    except MhaError:
+        is_small = False
+    key = json.dumps(fields, ensure_ascii=False)
+    return _small_trace(key) if is_small else _large_trace(key)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _small_trace(fields_json: str) -> Trace:
+    return trace_fields(_from_json(fields_json))
+
+
+@st.cache_resource(max_entries=2, show_spinner=False)
+def _large_trace(fields_json: str) -> Trace:
+    with GATE:
+        return trace_fields(_from_json(fields_json))
+
+
+def _from_json(fields_json: str) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(fields_json).items()}
+
+
+@st.cache_resource(max_entries=128, show_spinner=False, hash_funcs=_KEY)
+def scramble(experiment: Experiment) -> float | None:
+    """Give the largest change of a weight when heads are split by the view alone; None where it would take long."""
+    if needed_bytes(experiment, prepare(experiment)) > SMALL_RUN_BYTES:
+        return None
+    with GATE:
+        right, scrambled = scrambled_weights(experiment)
+        return (right - scrambled).abs().max().item()
+
+
+@st.cache_resource(max_entries=32, show_spinner="Comparing all variants", hash_funcs=_KEY)
+def agreement(experiment: Experiment, dtypes: tuple[str, ...]) -> tuple[Measurement, ...]:
+    """Compare every way of writing the experiment with the float64 reference, one forward pass each."""
+    steps = benchmark.measure(benchmark.agreement(experiment, dtypes))
+    rows: list[Measurement] = []
+    while True:
+        with GATE:  # between two variants others get their turn
+            row = next(steps, None)
+        if row is None:
+            return tuple(rows)
+        rows.append(row)

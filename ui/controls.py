@@ -80,3 +80,14 @@ def pick_many(name: str, label: str, chosen: Sequence[int], words: Sequence[str]
     """Offer several of many numbered things."""
     value = list(chosen)
     st.multiselect(label, range(len(words)), value, format_func=words.__getitem__, **_wired(name, value))
+
+
+def pick_one(name: str, label: str, choices: Sequence[str], value: str, words: dict[str, str]) -> None:
+    """Offer some of a field's choices, as a list to open; `value` is the one that is shown now."""
+    st.selectbox(label, choices, choices.index(value), format_func=words.__getitem__, **_wired(name, value))
+
+
+def count(name: str, label: str, highest: int) -> None:
+    """Offer a number from 0 to the highest that there is now."""
+    value = min(state.get(name), highest)
+    st.number_input(label, 0, highest, value, width=150, **_wired(name, value))

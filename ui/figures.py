@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ui import theme
 from ui.figure_style import GRID_LINE, Layout, colour_bar, layout, plain
-from ui.head_grid import short
+from ui.wire import short
 
 ALL_LABELLED = 24  # tokens up to which every one has its label
 FEW_TICKS = 9  # labels of longer axes: each costs the browser a quarter of a millisecond, and more cannot be read
@@ -19,7 +19,6 @@ MAX_LINES = 400  # strongest links drawn between tokens
 MAX_LINE_TOKENS = 64  # tokens a side of the lines picture
 MIN_LINE_WEIGHT = 0.01
 LINE_STEPS = (0.15, 0.3, 0.5, 0.75, 1.0)  # opacities, weakest to strongest
-LOG_FLOOR = 1e-4
 
 
 def block_labels(tokens: Sequence[str], block: int) -> list[str]:
@@ -43,47 +42,6 @@ def own_range(values: NDArray[np.float32]) -> tuple[float, float]:
     """Give the ends of a map's own scale."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-
-
-def large_map(
-    values: NDArray[np.float32],
-    q_labels: Sequence[str],
-    k_labels: Sequence[str],
-    *,
-    stage: str,
-    scale: str,
-    ends: tuple[float, float],
-    title: str,
-) -> go.Figure:
-    """Draw one head's map, (Sq, Sk) with NaN where hidden; the exact value is in the hover.
-
-    Args:
-        scale: "fixed" (the colours run over `ends`), "head" (over the map's own values) or "log".
-    """
-    is_log = scale == "log"
-    exact = "customdata" if is_log else "z"
-    low, high = {"fixed": ends, "head": own_range(values)}.get(scale, (np.log10(LOG_FLOOR), 0.0))
-    heatmap = {
-        "type": "heatmap",
-        "z": np.log10(np.maximum(values, LOG_FLOOR)) if is_log else values,
-        "zmin": low,
-        "zmax": high,
-        "colorscale": theme.SEQUENTIAL if stage == "weights" else theme.DIVERGING,
-        "showscale": False,  # the head grid beside it shows the colours; drawing them again takes a third of the time
-        "hovertemplate": f"query %{{y}} → key %{{x}}<br>{stage} %{{{exact}:.5f}}<extra></extra>",
-        "hoverongaps": False,
-    }
-    if is_log:
-        heatmap["customdata"] = values
-    axes = {
-        "xaxis": _token_axis("key", k_labels) | {"side": "top", "tickangle": -50, "constrain": "domain"},
-        "yaxis": _token_axis("query", q_labels) | {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"},
-    }
-    return go.Figure({"data": [heatmap], "layout": layout(f"{title}, colours {_span(low, high, is_log)}", 460) | axes})
-
-
-def _span(low: float, high: float, is_log: bool) -> str:
-    return "0.0001 to 1, log" if is_log else f"{low:.3g} to {high:.3g}"
 
 
 def query_bars(weights: NDArray[np.float32], k_labels: Sequence[str], head: int, title: str) -> go.Figure:

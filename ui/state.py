@@ -113,6 +113,10 @@ def redraw(parts: tuple[str, ...] | None = None) -> None:
         st.rerun(chosen)
 
 
+def redraw_nothing() -> None:
+    """Answer an event that changes nothing that is shown."""
+
+
 def add_part(name: str) -> None:
     """Note a part of this page; they are redrawn in the order they are noted."""
     if name not in st.session_state[_PARTS]:

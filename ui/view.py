@@ -5,14 +5,25 @@ Each entry is a field, as those of the experiment, and the parts of its page tha
 
 from __future__ import annotations
 
+from mha_core.config import MAX_EMBED_DIM
 from mha_core.fields import Field
+from mha_core.lenses.steps import STEP_NAMES
 
 MAX_TOKENS_CHOSEN = 65_536
+MAX_CONTEXT = 2**24
+MEASURE = ("measure",)
+LENGTHS = tuple(str(2**power) for power in range(4, 13))  # 16 to 4096
+BENCH_DTYPES = ("float32", "bfloat16", "autocast", "float16", "float64")
 MAPS = ("maps", "large_map", "closer_look")
+COST = ("cost_headline", "cost_bars", "cost_table", "cost_truth", "cost_growth", "cost_groups")
 
 
 def _choice(name: str, help_: str, choices: tuple[str, ...]) -> Field:
     return Field(name, "view", "choice", choices[0], help_, choices)
+
+
+def _flags(name: str, help_: str, choices: tuple[str, ...], default: tuple[str, ...]) -> Field:
+    return Field(name, "view", "flags", default, help_, choices)
 
 
 def _count(name: str, help_: str, maximum: int, default: int = 0, minimum: int = 0) -> Field:
@@ -25,7 +36,7 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (_choice("colour", "how values become colours", ("fixed", "head", "log")), MAPS),
     (_choice("pooling", "what a cell of a pooled map keeps", ("max", "mean")), MAPS),
     (_count("head", "chosen head", 1023), MAPS),
-    (_count("sequence", "sequence of the batch", 511), MAPS),
+    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values")),
     (
         _choice("panel", "what is shown below", ("none", "bars", "lines", "statistics", "similarity")),
         ("closer_look",),
@@ -33,6 +44,34 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (Field("queries", "view", "ints", (), "chosen query tokens", minimum=0, maximum=MAX_TOKENS_CHOSEN), MAPS),
     (_choice("combine", "how several query tokens are joined", ("mean", "sum")), MAPS),
     (_choice("line_heads", "whose lines are drawn", ("chosen", "all")), MAPS),
+    # Shapes
+    (Field("step", "view", "choice", "weights", "step whose values are shown", STEP_NAMES), ("steps", "values")),
+    (_count("index_b", "sequence whose element is followed", 511), ("index_map",)),
+    (_count("index_s", "token whose element is followed", MAX_TOKENS_CHOSEN, 3), ("index_map",)),
+    (_count("index_e", "channel whose element is followed", MAX_EMBED_DIM, 200), ("index_map",)),
+    # Cost
+    (
+        _choice(
+            "cost_unit", "1 multiply-add is 2 FLOP or 1 MAC; elementwise work has no multiply-add", ("flop", "mac")
+        ),
+        COST,
+    ),
+    (_choice("cost_pass", "forward alone, or with backward", ("forward", "both")), COST[:3]),
+    (_choice("cost_pairs", "all pairs, as a dense kernel, or those the mask allows", ("dense", "needed")), COST[:3]),
+    (
+        Field("cost_input_gradient", "view", "bool", True, "backward also reaches the layer's input"),
+        COST[:4],
+    ),
+    (
+        _count("cost_context", "tokens whose keys and values are cached", MAX_CONTEXT, 4096, 1),
+        ("cost_headline", "cost_groups", "cost_memory"),
+    ),
+    # Engines
+    (_flags("bench_lengths", "lengths to measure, tokens", LENGTHS, ("64", "512")), MEASURE),
+    (_flags("bench_passes", "with or without the gradients", ("forward", "forward+backward"), ("forward",)), MEASURE),
+    (_flags("bench_dtypes", "number formats", BENCH_DTYPES, BENCH_DTYPES[:3]), ("agreement", *MEASURE)),
+    (_count("bench_seconds", "time for each length and pass, shared by all variants; seconds", 60, 5, 1), MEASURE),
+    (_choice("bench_shown", "number format in the plots", BENCH_DTYPES), MEASURE),
 )
 VIEW_FIELDS: dict[str, Field] = {field.name: field for field, _ in _VIEW}
 PARTS_OF_VIEW: dict[str, tuple[str, ...]] = {field.name: parts for field, parts in _VIEW}

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from mha_core.config import require_int
 from mha_core.errors import MhaError
+from mha_core.experiment import Experiment, give
+from mha_core.kernels import attention_scores, attention_weights, rotate_positions, share_heads
+from mha_core.lenses.trace import Recorder, forward
 
 Place = tuple[int, int, int, int]
 
@@ -79,6 +82,33 @@ def share_kept(length: int, width: int, heads: int) -> float:
     elements = torch.arange(length * width)
     right = elements.view(length, heads, head_dim).permute(1, 0, 2)
     return (right == elements.view(heads, length, head_dim)).double().mean().item()
+
+
+@torch.no_grad()
+def scrambled_weights(experiment: Experiment) -> tuple[Tensor, Tensor]:
+    """Compute the weights of an experiment with heads split the right way, and with the view alone.
+
+    Returns:
+        Two tensors (B, H, Sq, Sk), rotary positions and mask applied in both.
+
+    Raises:
+        MhaError: the experiment cannot run.
+    """
+    given, config, recorder = give(experiment), experiment.attention, Recorder()
+    forward(experiment, given, recorder)
+
+    def weights(q: Tensor, k: Tensor) -> Tensor:
+        if config.rope_theta is not None:
+            q = rotate_positions(q, config.rope_theta, first=k.shape[-2] - q.shape[-2])
+            k = rotate_positions(k, config.rope_theta)
+        scores = attention_scores(q, share_heads(k, config.num_heads), config.softmax_scale)
+        return attention_weights(scores, given.mask, experiment.mask.fill)
+
+    def scrambled(heads: Tensor) -> Tensor:
+        return heads.permute(0, 2, 1, 3).reshape(heads.shape)  # (B, S, H*D) in memory, seen as (B, H, S, D)
+
+    q, k = recorder.tensors["q_heads"], recorder.tensors["k_heads"]
+    return weights(q, k), weights(scrambled(q), scrambled(k))
 
 
 def _head_dim(width: int, heads: int) -> int:

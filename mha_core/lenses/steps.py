@@ -155,8 +155,8 @@ def _branch(name: str, setting: Setting) -> Wording:
         return Wording("repeat_interleave(G, dim=1)", "b n s d -> b (n g) s d", whole, inputs)
     inputs = ((f"{which}_view", f"{which}_proj", "qkv_groups"),)
     if setting.projection == "fused" and setting.qkv_layout == "interleaved" and not setting.is_cross:
-        done = "rearrange" if setting.head_split == "einops" else "flatten(2, 3).permute(0, 2, 1, 3)"
-        return Wording(f"its slice, {done}", "b s n g d -> b (n g) s d", split, inputs)
+        done = "rearrange" if setting.head_split == "einops" else "flatten, permute"
+        return Wording(f"slice, {done}", "b s n g d -> b (n g) s d", split, inputs)
     if setting.head_split == "einops":
         return Wording("rearrange", f"b s ({axis} d) -> b {axis} s d", split, inputs)
     return Wording("permute(0, 2, 1, 3)", f"b s {axis} d -> b {axis} s d", split, inputs)
@@ -212,3 +212,31 @@ def wording(name: str, setting: Setting) -> Wording:
         if name in names:
             return word(name, setting)
     return _branch(name, setting)
+
+
+_WHY = {
+    "query": "One vector of E numbers for every token.",
+    "key": "What is attended to comes from another sequence, or in another width.",
+    "value": "What is read may be of another width than what is compared.",
+    "mask": "True where a query may look at a key. An axis of size 1 stands for all batches, heads or queries.",
+    "qkv_proj": "One product instead of three: the rows of the three matrices lie in one.",
+    "qkv_groups": "The channels of the fused product, cut as they are packed: per group its queries, key and value.",
+    "proj": "Every token meets the same matrix, so only the last axis changes.",
+    "view": "The last axis is cut into heads of D channels. No number moves.",
+    "heads": "Heads stand beside the batch, so that each is a matrix product of its own. Only strides change.",
+    "rotated": "Pairs of channels are turned by an angle that grows with the position. The shape stays.",
+    "shared": "Each key/value head is repeated for the G query heads of its group.",
+    "scores": "One number for every pair of a query and a key, in every head.",
+    "masked": "Hidden pairs get the fill, so that the softmax gives them nothing.",
+    "weights": "Each row becomes positive and sums to 1.",
+    "dropped": "Some weights are set to zero, the others grow, so that the expected sum stays.",
+    "context": "Each query reads a mixture of the values: S is summed away, D remains.",
+    "context_permuted": "The heads go back beside the channels, so that they can be joined.",
+    "joined": "The heads side by side: E channels again.",
+    "output": "The last matrix mixes the heads. The shape is that of the input, so layers can be stacked.",
+}
+
+
+def why(name: str) -> str:
+    """Say in one sentence why a step has its shape."""
+    return _WHY.get(name) or _WHY[name.split("_")[1]]

@@ -24,10 +24,6 @@ _READ_PIXELS = """canvases => canvases.map(canvas => {
     for (const byte of data) text += String.fromCharCode(byte);
     return [canvas.height, canvas.width, btoa(text)];
 })"""
-_READ_LARGE = """plot => {
-    const { z } = plot._fullData[0];
-    return Array.from(z, row => Array.from(row, value => Number.isNaN(value) ? null : value));
-}"""
 
 
 def grid(page: Page) -> Locator:
@@ -101,7 +97,11 @@ def wait_until_idle(page: Page) -> None:
 
 def pixels(page: Page) -> Pixels:
     """Read every map: (rows, columns, RGBA) each."""
-    read = canvases(page).evaluate_all(_READ_PIXELS)
+    return _read(canvases(page))
+
+
+def _read(pictures: Locator) -> Pixels:
+    read = pictures.evaluate_all(_READ_PIXELS)
     return [np.frombuffer(base64.b64decode(data), np.uint8).reshape(rows, columns, 4) for rows, columns, data in read]
 
 
@@ -133,18 +133,39 @@ def _same(one: Pixels, other: Pixels) -> bool:
 
 
 def large(page: Page) -> Locator:
-    """Give the plot of the chosen head."""
-    return page.locator(".st-key-large_map .js-plotly-plot")
+    """Give the large map of the chosen head."""
+    return page.locator(".large-map")
 
 
-def large_values(page: Page) -> NDArray[np.float64]:
-    """Read the numbers of the large map, NaN where hidden."""
-    return np.array(large(page).evaluate(_READ_LARGE), dtype=float)
+def large_pixels(page: Page) -> Pixels:
+    """Read the large map's one picture: (rows, columns, RGBA)."""
+    return _read(page.locator(".large-map canvas"))
+
+
+def point_at(page: Page, row: int, column: int) -> str:
+    """Put the mouse on a cell of the large map and read what it says."""
+    area = page.locator(".large-map .map")
+    rows, columns, _ = large_pixels(page)[0].shape
+    box = area.bounding_box()
+    assert box is not None
+    area.hover(position={"x": (column + 0.5) / columns * box["width"], "y": (row + 0.5) / rows * box["height"]})
+    return page.locator(".large-map .readout").inner_text()
+
+
+def large_row(page: Page, row: int, size: int) -> NDArray[np.float64]:
+    """Read the numbers of one row of the large map off its readout, five digits each, NaN where hidden."""
+    said = [point_at(page, row, column).split(": ")[-1] for column in range(size)]
+    return np.array([np.nan if text == "hidden by the mask" else float(text.split()[-1]) for text in said])
+
+
+def large_labels(page: Page) -> Locator:
+    """Give the labels of the large map's rows."""
+    return page.locator(".large-map .rows span")
 
 
 def large_title(page: Page) -> Locator:
-    """Give the title of the large map; while a new one takes the old one's place, the new one comes first."""
-    return large(page).locator(".gtitle").first
+    """Give the title of the large map."""
+    return page.locator(".large-map .title")
 
 
 def query(page: Page) -> dict[str, str]:

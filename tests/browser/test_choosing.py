@@ -36,7 +36,7 @@ def test_hover_shows_the_crosshair_and_the_values_of_all_heads(visit):
     expect(parts.grid(page).locator(".line.across:visible")).to_have_count(8)
     exact = parts.values(page)
     assert all(re.fullmatch(r"0\.\d{4}", text) for text in exact), exact
-    assert exact[0] == f"{parts.large_values(page)[10, 2]:.4f}"
+    assert exact[0] == f"{parts.large_row(page, 10, 3)[2]:.4f}"
     hover_cell(page, 5, 3, 7)
     expect(parts.readout(page)).to_contain_text("query “cross” (3) → key “it” (7)")
     rough = parts.values(page)

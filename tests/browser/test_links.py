@@ -19,9 +19,9 @@ def numbers(page):
     parts.maps(page).nth(0).hover(position={"x": 0.5 / 11 * box["width"], "y": 10.5 / 11 * box["height"]})
     expect(parts.readout(page)).to_contain_text("(10) → key “The” (0)")
     return {
+        "values": parts.values(page),  # before the mouse goes to the large map
         "statistics": page.locator(f"{STATISTICS} td").all_text_contents(),
-        "large map": parts.large_values(page).tolist(),
-        "values": parts.values(page),
+        "large map": parts.large_row(page, 10, 11).tolist(),
     }
 
 

@@ -63,7 +63,7 @@ def test_linked_and_typed_markup_is_shown_as_text(visit):
         parts.choose(page, "A closer look", panel)
         parts.expect_chosen(page, "A closer look", panel)
         parts.wait_until_idle(page)
-    expect(parts.large(page).locator(".ytick text").nth(0)).to_have_text("typed")
+    expect(parts.large_labels(page).nth(0)).to_have_text("typed")
     assert page.locator("img[src*='127.0.0.1:9'], [onerror]").count() == 0
     assert not [url for url in asked if url.startswith("http://127.0.0.1:9")]
 
@@ -73,5 +73,5 @@ def test_words_that_look_like_markup_stay_text_in_every_label(visit):
     page = visit(f"/?panel=bars&text={quote(' '.join(words))}&queries=0")
     chips = parts.chips(page).all_text_contents()
     assert "".join(chips) == "".join(words)
-    expect(parts.large(page).locator(".ytick text")).to_have_text(chips)
+    expect(parts.large_labels(page)).to_have_text(chips)
     expect(page.get_by_role("button", name="Remove b_i_b (0)")).to_be_visible()

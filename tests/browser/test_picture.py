@@ -35,7 +35,7 @@ def test_own_sentence_gives_its_words_and_a_link(visit):
     expect(parts.chips(page)).to_have_text(SENTENCE.split())
     parts.expect_query(page, text=SENTENCE)
     assert [picture.shape for picture in parts.pixels(page)] == [(7, 7, 4)] * 8
-    expect(parts.large(page).locator(".ytick text")).to_have_text(SENTENCE.split())
+    expect(parts.large_labels(page)).to_have_text(SENTENCE.split())
 
 
 def test_heads_follow_the_slider_without_a_new_grid(visit):
@@ -66,7 +66,11 @@ def test_causal_mask_clears_the_upper_triangle_and_gives_the_numbers_of_the_core
     expect(parts.large_title(page)).to_contain_text("Head 2: weights,")
     result = run(Experiment.from_query(f"{link}&mask=causal")[0])
     expected = result.weights[0, 2].masked_fill(~result.allowed[0, 2], np.nan).numpy()
-    np.testing.assert_allclose(parts.large_values(page), expected, rtol=1e-5, atol=1e-7)
+    for row in (0, 6, 10):
+        np.testing.assert_allclose(parts.large_row(page, row, 11), expected[row], rtol=1e-4)
+    (picture,) = parts.large_pixels(page)
+    assert (picture[later] == 0).all()
+    assert (picture[~later][:, 3] == 255).all()
     assert parts.query(page)["mask"] == "causal"
     parts.expect_marked(page)
 
@@ -98,3 +102,23 @@ def test_long_input_is_pooled_and_says_so(visit):
     parts.expect_other_pixels(page, peak)
     parts.expect_query(page, source="random", batch="1", q_len="700", pooling="mean")
     parts.expect_marked(page)
+
+
+def test_a_region_of_the_large_map_is_seen_alone_and_all_of_it_again(visit):
+    page = visit("/")
+    parts.wait_until_idle(page)
+    whole = parts.large_pixels(page)[0]
+    area = page.locator(".large-map .map")
+    box = area.bounding_box()
+    cell = box["width"] / 11, box["height"] / 11
+    page.mouse.move(box["x"] + 2.5 * cell[0], box["y"] + 3.5 * cell[1])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 6.5 * cell[0], box["y"] + 8.5 * cell[1])
+    page.mouse.up()
+    words = page.locator(".large-map .rows span")
+    expect(words).to_have_count(6)
+    assert (parts.large_pixels(page)[0] == whole[3:9, 2:7]).all()
+    assert parts.point_at(page, 0, 0).startswith("query “cross” → key “didn't”: weights 0.")
+    area.dblclick()
+    expect(words).to_have_count(11)
+    assert (parts.large_pixels(page)[0] == whole).all()

@@ -43,7 +43,7 @@ def test_a_phone_shows_two_columns_without_sideways_scrolling_and_takes_a_tap(vi
     box = parts.large(page).bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
-    heatmap = parts.large(page).locator(".heatmaplayer image").bounding_box()
+    heatmap = parts.large(page).locator(".map").bounding_box()
     assert heatmap["width"] >= 150
     assert heatmap["x"] + heatmap["width"] <= 390
     parts.maps(page).nth(5).tap()
@@ -64,7 +64,9 @@ def test_text_is_readable_in_both_colour_schemes(visit, scheme):
         ".head-grid .name span:first-child",
         ".head-grid .readout",
         ".head-grid .legend span",
-        ".st-key-large_map text",
+        ".large-map .title",
+        ".large-map .labels span",
+        ".large-map .readout",
         ".st-key-query_bars text",
     ]
     for selector in shown:

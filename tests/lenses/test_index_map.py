@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mha_core import MhaError
-from mha_core.lenses.index_map import head_of_element, landing, share_kept, token_of_row
+from mha_core import AttentionConfig, Experiment, MaskSpec, MhaError, TextSource, run
+from mha_core.experiment import give
+from mha_core.lenses.index_map import head_of_element, landing, scrambled_weights, share_kept, token_of_row
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 7, 3, 5
 WIDTH = HEADS * HEAD_DIM
@@ -52,3 +53,26 @@ def test_what_does_not_fit_is_named() -> None:
         landing((1, LENGTH, WIDTH), 4, (0, 0, 0))
     with pytest.raises(MhaError, match="s is 7"):
         landing((1, LENGTH, WIDTH), HEADS, (0, 7, 0))
+
+
+@pytest.mark.parametrize("positions", ["none", "sinusoidal"])
+def test_scrambled_weights_are_those_of_the_wrong_layer(positions: str) -> None:
+    config = AttentionConfig(42, 3)
+    experiment = Experiment(
+        TextSource("one two three four five six seven\neight nine"), config, MaskSpec(("padding",)), positions=positions
+    )
+    given = give(experiment)
+    layer, x, length = given.layer, given.inputs.query, given.sizes.q_len
+    with torch.no_grad():
+        q, k = (projection(x).view(2, 3, length, 14) for projection in (layer.wq, layer.wk))  # the mistake
+    hidden = torch.arange(length) >= torch.tensor([7, 2])[:, None, None, None]
+    expected = (q @ k.mT / 14**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    right, scrambled = scrambled_weights(experiment)
+    torch.testing.assert_close(scrambled, expected)
+    torch.testing.assert_close(right, run(experiment).weights)
+    assert (right - scrambled).abs().max() > 0.05
+
+
+def test_one_head_cannot_be_scrambled() -> None:
+    right, scrambled = scrambled_weights(Experiment(attention=AttentionConfig(26, 1)))
+    torch.testing.assert_close(right, scrambled)

@@ -1,8 +1,9 @@
 """A page as the tests see it: open it with a link, read its pictures back into numbers, read the head grid's message.
 
 Arrays of a plotly figure travel as base64 of their bytes; the head grid's message is a length, a JSON header, a colour
-table of 768 bytes, one exact row per head as float32, and a gray PNG of all maps stacked. Both are decoded here without
-the code that wrote them.
+table of 768 bytes, one exact row per head as float32, and a gray PNG of all maps stacked; the large map's is the same
+with all values of one map, and a byte for each cell that says whether it is hidden. All are decoded here without the
+code that wrote them.
 """
 
 from __future__ import annotations
@@ -87,16 +88,46 @@ def figures(page: AppTest) -> list[dict[str, Any]]:
     return [decode(json.loads(element.proto.spec)) for element in page.get("plotly_chart")]
 
 
-def large_map(page: AppTest) -> dict[str, Any]:
-    """The large map's trace."""
-    trace: dict[str, Any] = figures(page)[0]["data"][0]
-    assert trace["type"] == "heatmap"
-    return trace
+def component(page: AppTest, name: str) -> bytes:
+    """What the one component of that name was sent."""
+    (content,) = [e.proto.bytes for e in page.get("bidi_component") if e.proto.component_name == f"mha_lab_{name}"]
+    return bytes(content)
+
+
+@dataclass(frozen=True)
+class LargeMap:
+    """A decoded large map: header, values (rows, columns), and which cells are hidden."""
+
+    header: dict[str, Any]
+    exact: NDArray[np.float32]
+    hidden: NDArray[np.bool_]
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The values, NaN where hidden."""
+        return np.where(self.hidden, np.float32(np.nan), self.exact)
+
+
+def read_large_map(content: bytes) -> LargeMap:
+    """Decode a message of the large map."""
+    (length,) = struct.unpack_from("<I", content)
+    header = json.loads(content[4 : 4 + length])
+    shape, at = (header["rows"], header["columns"]), 4 + length + 768
+    count = shape[0] * shape[1]
+    exact = np.frombuffer(content, "<f4", count, at).reshape(shape)
+    hidden = np.frombuffer(content, np.uint8, count, at + 4 * count).reshape(shape)
+    assert len(content) == at + 5 * count
+    return LargeMap(header, exact, hidden.astype(bool))
+
+
+def large_map(page: AppTest) -> LargeMap:
+    """The large map of a page."""
+    return read_large_map(component(page, "large_map"))
 
 
 def lower(page: AppTest) -> dict[str, Any]:
     """The figure below the maps."""
-    (_, figure) = figures(page)
+    (figure,) = figures(page)
     return figure
 
 
@@ -141,8 +172,7 @@ def read_message(content: bytes) -> GridMessage:
 
 def grid(page: AppTest) -> GridMessage:
     """The head grid of a page."""
-    (element,) = page.get("bidi_component")
-    return read_message(element.proto.bytes)
+    return read_message(component(page, "head_grid"))
 
 
 def texts(page: AppTest) -> str:

@@ -71,7 +71,7 @@ def check(page: Any, expected: Experiment) -> None:
     result = run(expected)
     allowed = result.allowed[0].numpy()
     weights = np.where(allowed, result.weights[0].float().numpy(), np.nan)
-    assert np.array_equal(large_map(page)["z"], weights[0], equal_nan=True)
+    assert np.array_equal(large_map(page).values, weights[0], equal_nan=True)
     message = grid(page)
     assert np.array_equal(message.levels == 0, ~allowed)
     off = np.abs(message.values() - weights)

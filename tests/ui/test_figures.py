@@ -16,7 +16,6 @@ import pytest
 
 from mha_core import Experiment, RandomSource, run
 from mha_core.config import AttentionConfig
-from tests.ui.page import decode
 from ui import compute, figure_style, figures, panels, theme
 
 MARKUP = "a<b>&amp;</b> \"q\" 'p' <script>alert(1)</script>"
@@ -26,12 +25,6 @@ def spec(figure: go.Figure) -> dict[str, Any]:
     """The figure as it is sent."""
     sent: dict[str, Any] = json.loads(figure.to_json())
     return sent
-
-
-def heatmap(values: np.ndarray, stage: str = "weights", scale: str = "fixed") -> dict[str, Any]:
-    labels = [f"t{i}" for i in range(max(values.shape))]
-    q_labels, k_labels = labels[: values.shape[0]], labels[: values.shape[1]]
-    return spec(figures.large_map(values, q_labels, k_labels, stage=stage, scale=scale, ends=(0, 1), title="T"))
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 20])
@@ -87,8 +80,6 @@ def test_arrays_travel_as_bytes() -> None:
     values = np.random.default_rng(0).random((7, 11)).astype(np.float32)
     square = values[:, :7] / 2
     sent = [
-        heatmap(values),
-        heatmap(values, scale="log"),
         spec(figures.query_bars(values[0], ["k"] * 11, 0, "T")),
         spec(figures.token_lines(values[None], [0], ["q"] * 7, ["k"] * 11, "T")),
         spec(figures.similarity_map(square, list(range(7)), "T")),
@@ -97,27 +88,6 @@ def test_arrays_travel_as_bytes() -> None:
         for trace in figure["data"]:
             for name in {"x", "y", "z", "customdata"} & set(trace):
                 assert trace[name] is None or "bdata" in trace[name], (trace["type"], name)
-
-
-def test_the_large_map() -> None:
-    values = np.array([[0.5, np.nan, 0.0], [0.1, 0.2, 0.7]], dtype=np.float32)
-    figure = decode(heatmap(values))
-    assert np.array_equal(figure["data"][0]["z"], values, equal_nan=True)
-    layout = figure["layout"]
-    assert layout["yaxis"]["autorange"] == "reversed"  # the first query on top
-    assert layout["xaxis"]["ticktext"] == ["t0", "t1", "t2"]
-    assert layout["yaxis"]["ticktext"] == ["t0", "t1"]
-    logarithmic = decode(heatmap(values, scale="log"))["data"][0]
-    assert logarithmic["z"][0, 0] == pytest.approx(np.log10(0.5))
-    assert np.isfinite(logarithmic["z"][0, 2])  # a weight of zero has a colour, the lowest
-    assert np.isnan(logarithmic["z"][0, 1])  # a hidden cell has none
-    assert np.array_equal(logarithmic["customdata"], values, equal_nan=True)
-
-
-def test_axes_do_not_drown_in_labels() -> None:
-    axis = heatmap(np.zeros((300, 300), dtype=np.float32))["layout"]["xaxis"]
-    assert 5 <= len(axis["tickvals"]) <= 40
-    assert axis["ticktext"] == [f"t{place}" for place in axis["tickvals"]]
 
 
 def test_lines_keep_the_strongest() -> None:

@@ -61,7 +61,7 @@ def test_each_lesson_and_each_repair(name: str, monkeypatch: pytest.MonkeyPatch)
     assert "\n" not in sentence
     assert sentence.endswith(".")
     assert grid(page).header["heads"] == 8  # nothing worked before: the default picture
-    assert large_map(page)["z"].tobytes() == run(Experiment()).weights[0, 0].numpy().tobytes()
+    assert large_map(page).values.tobytes() == run(Experiment()).weights[0, 0].numpy().tobytes()
     buttons = [str(button.key) for button in page.button if str(button.key).startswith("try_")]
     assert buttons or name == "large width"
     for number, key in enumerate(buttons):
@@ -87,26 +87,26 @@ def test_seven_heads_become_eight() -> None:
 )
 def test_too_large_keeps_the_last_picture(name: str, value: int) -> None:
     page = open_page(source="random", q_len="700" if name == "batch" else "5", batch="2", embed_dim="24", num_heads="4")
-    before = large_map(page)["z"].tobytes()
+    before = large_map(page).values.tobytes()
     if name == "k_len":
         set_widget(page, "q_len", 60_000)
     set_widget(page, name, value)
     assert re.search(r"\d[\d,]+ bytes", said(page))
-    assert large_map(page)["z"].tobytes() == before
+    assert large_map(page).values.tobytes() == before
     assert "last experiment that could be run" in texts(page)
 
 
 def test_a_typed_mask_that_cannot_be_read() -> None:
     page = open_page(**BASE, mask="custom", custom_mask="1000/1100/1110/1111")
-    before = large_map(page)["z"]
+    before = large_map(page).values
     assert np.array_equal(np.isnan(before), ~np.tri(4, dtype=bool))
     set_widget(page, "custom_mask", "10\n12")
     assert "'2'" in said(page)
-    assert np.array_equal(large_map(page)["z"], before, equal_nan=True)
+    assert np.array_equal(large_map(page).values, before, equal_nan=True)
     assert whole(page).get_by_key("field_custom_mask").value == "10\n12"  # to be mended, not retyped
     set_widget(page, "custom_mask", "1 1 1 1\n" * 4)
     assert not page.error
-    assert not np.isnan(large_map(page)["z"]).any()
+    assert not np.isnan(large_map(page).values).any()
 
 
 def test_a_typed_mask_of_another_shape() -> None:

@@ -43,7 +43,7 @@ def expected_map(result: Run, stage: str, sample: int) -> np.ndarray:
 def check_pictures(page: AppTest, result: Run, stage: str = "weights", sample: int = 0, head: int = 0) -> None:
     """The large map and every tile of the grid against the recomputation."""
     expected = expected_map(result, stage, sample)
-    z = large_map(page)["z"]
+    z = large_map(page).values
     assert z.dtype == np.float32
     assert z.shape == expected.shape[1:]
     assert np.allclose(z, expected[head], atol=2e-5, rtol=1e-5, equal_nan=True)
@@ -65,7 +65,7 @@ def test_the_default_page(script: str) -> None:
     words = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
     assert message.header["q"] == message.header["k"] == words
     assert message.header["range"] == [0, 1]
-    assert (large_map(page)["zmin"], large_map(page)["zmax"]) == (0, 1)
+    assert large_map(page).header["range"] == [0, 1]
     assert "11 tokens · 8 heads x 64" in texts(page)
     assert not page.warning
     assert not page.error
@@ -88,19 +88,14 @@ def test_pictures_are_the_experiment(query: dict[str, str]) -> None:
 @pytest.mark.parametrize("colour", COLOURS)
 def test_colours_change_the_range_and_never_the_numbers(stage: str, colour: str) -> None:
     page = open_page(**SMALL, mask="causal", stage=stage, colour=colour, head="2")
-    trace, result = large_map(page), run(shown(page))
+    shown_map, result = large_map(page), run(shown(page))
     values = expected_map(result, stage, 0)[2]
-    if stage == "weights" and colour == "log":
-        assert np.allclose(trace["customdata"], values, atol=1e-6, equal_nan=True)
-        assert np.allclose(trace["z"], np.log10(np.maximum(values, 1e-4)), atol=1e-3, equal_nan=True)
-        assert (trace["zmin"], trace["zmax"]) == (-4, 0)
-    else:
-        assert np.allclose(trace["z"], values, atol=2e-5, equal_nan=True)
+    assert np.allclose(shown_map.values, values, atol=2e-5, equal_nan=True)
+    assert shown_map.header["scale"] == ("log" if stage == "weights" and colour == "log" else "linear")
     if colour == "head":
-        assert trace["zmin"] == pytest.approx(np.nanmin(values), abs=1e-5)
-        assert trace["zmax"] == pytest.approx(np.nanmax(values), abs=1e-5)
+        assert shown_map.header["range"] == pytest.approx([np.nanmin(values), np.nanmax(values)], abs=1e-5)
     elif stage == "weights" and colour == "fixed":
-        assert (trace["zmin"], trace["zmax"]) == (0, 1)
+        assert shown_map.header["range"] == [0, 1]
     message = grid(page)
     off = np.abs(message.values() - expected_map(result, stage, 0))
     assert np.all(np.isnan(off) | (off <= message.tolerance()))
@@ -112,9 +107,9 @@ def test_one_scale_for_all_is_one_scale(stage: str) -> None:
     ranges = []
     for head in ("0", "1"):
         page = open_page(**SMALL, stage=stage, colour="fixed", head=head)
-        trace = large_map(page)
-        assert [trace["zmin"], trace["zmax"]] == pytest.approx(grid(page).header["range"])
-        ranges.append((trace["zmin"], trace["zmax"]))
+        ends = large_map(page).header["range"]
+        assert ends == pytest.approx(grid(page).header["range"])
+        ranges.append(tuple(ends))
     assert ranges[0] == ranges[1]
     reach = np.nanmax(np.abs(expected_map(run(shown(page)), stage, 0)))
     assert ranges[0] == pytest.approx((-reach, reach), rel=1e-5)
@@ -127,7 +122,7 @@ def test_long_sequences_are_pooled(pooling: str) -> None:
     result = run(shown(page))
     weights, allowed = result.weights[0].double().numpy(), np.tri(301, dtype=bool)[None].repeat(2, 0)
     values, hidden = pooled(weights, allowed, 128, pooling)
-    z = large_map(page)["z"]
+    z = large_map(page).values
     assert z.shape == values.shape[1:]
     assert np.array_equal(np.isnan(z), hidden[0])
     assert np.allclose(z, np.where(hidden, np.nan, values)[0], atol=1e-6, equal_nan=True)

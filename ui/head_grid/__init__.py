@@ -2,16 +2,12 @@
 
 `encode_maps` turns maps into levels: 0 hidden, 1 not a number, 2..255 from the head's lowest to its highest value; as
 bare bytes where they are few, as an 8-bit gray PNG where they are many. `message` packs them with a JSON header, the
-colour table and the exact values of the chosen queries; the JavaScript beside this file paints it. User text travels in
-the header only and is put on the page as text.
+colour table and the exact values of the chosen queries; the JavaScript beside this file paints it.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import math
-import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +18,8 @@ import streamlit as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from ui.wire import finite, pack, short
+
 HIDDEN, NOT_A_NUMBER, LOWEST, HIGHEST = 0, 1, 2, 255
 FINEST = HIGHEST - LOWEST
 VALUE_STEPS = (FINEST, 126, 63, 42, 31)  # of a head's range; exact values of the chosen rows are sent beside them
@@ -31,7 +29,6 @@ Ends = tuple[float, ...]
 BYTES_PER_HEAD = 14_400  # of the maps: 8 heads stay under 150 kB with the component, labels and exact rows
 MIN_BUDGET_BYTES = 100_000
 MAX_BUDGET_BYTES = 260_000
-LABEL_CHARACTERS = 24
 _HERE = Path(__file__).parent
 
 _mount = st.components.v2.component(
@@ -129,11 +126,6 @@ def gray_png(levels: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def short(token: str) -> str:
-    """Cut a label that would not fit."""
-    return token if len(token) <= LABEL_CHARACTERS else token[: LABEL_CHARACTERS - 1] + "…"
-
-
 @dataclass(frozen=True)
 class GridLook:
     """How the maps are shown: colour table (256, 3), range of the colours, labels, and what is chosen.
@@ -144,6 +136,8 @@ class GridLook:
         head, rows: chosen head and rows.
         unit: what a value is, for the readout.
         exact: values of the chosen rows, joined, for each head, (H, columns).
+        names: what each map is; heads by number unless said otherwise.
+        nouns: what a row and a column is.
     """
 
     table: NDArray[np.uint8]
@@ -156,6 +150,8 @@ class GridLook:
     rows: Sequence[int]
     unit: str
     exact: NDArray[np.float32]
+    names: Sequence[str] = ()
+    nouns: tuple[str, str] = ("query", "key")
 
 
 def message(maps: GridMaps, look: GridLook) -> bytes:
@@ -164,8 +160,8 @@ def message(maps: GridMaps, look: GridLook) -> bytes:
         "heads": len(maps.low),
         "rows": maps.rows,
         "columns": maps.columns,
-        "low": [_finite(value) for value in maps.low],
-        "high": [_finite(value) for value in maps.high],
+        "low": [finite(value) for value in maps.low],
+        "high": [finite(value) for value in maps.high],
         "scale": look.scale,
         "range": [look.low, look.high],
         "q": [short(token) for token in look.q_labels],
@@ -173,16 +169,12 @@ def message(maps: GridMaps, look: GridLook) -> bytes:
         "head": look.head,
         "chosen": list(look.rows),
         "unit": look.unit,
+        "names": list(look.names) or [f"head {head}" for head in range(len(maps.low))],
+        "nouns": look.nouns,
         "png": maps.is_png,
     }
-    packed = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    packed += b" " * (-(len(packed) + 4) % 4)  # what follows starts on a multiple of four bytes
     exact = np.ascontiguousarray(look.exact, dtype="<f4").tobytes()
-    return struct.pack("<I", len(packed)) + packed + look.table.tobytes() + exact + maps.levels
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+    return pack(header, look.table.tobytes(), exact, maps.levels)
 
 
 def head_grid(data: bytes, *, key: str, on_pick: Callable[[], None]) -> None:

@@ -101,7 +101,7 @@ class Grid {
     const tile = element("div", "tile", this.tiles);
     tile.setAttribute("role", "option");
     const name = element("div", "name", tile);
-    element("span", "", name).textContent = `head ${head}`;
+    const title = element("span", "title", name);
     const value = element("span", "value", name);
     const map = element("div", "map", tile);
     const canvas = element("canvas", "", map);
@@ -112,7 +112,7 @@ class Grid {
     map.onpointerleave = () => this.moveCursor(this.lastChosen(), null);
     map.onclick = (event) => this.choose(head, this.cellAt(map, event)[0], event.ctrlKey || event.metaKey || event.shiftKey);
     tile.onkeydown = (event) => this.onKey(event, head);
-    return { tile, value, canvas, across, down, bars };
+    return { tile, title, value, canvas, across, down, bars };
   }
 
   // Two paths: all bars, and the one under the crosshair. Not a canvas: each is a layer that every frame has to place.
@@ -227,7 +227,8 @@ class Grid {
   drawCursor() {
     const { rows, columns } = this.header;
     const { row, column } = this.cursor;
-    this.heads.forEach(({ tile, value, across, down, bars }, head) => {
+    const { names, nouns } = this.header;
+    this.heads.forEach(({ tile, title, value, across, down, bars }, head) => {
       const chosen = head === this.chosen.head;
       tile.classList.toggle("chosen", chosen);
       tile.setAttribute("aria-selected", chosen);
@@ -236,7 +237,8 @@ class Grid {
       down.style.left = `${(((column ?? 0) + 0.5) / columns) * 100}%`;
       down.style.display = column === null ? "none" : "";
       value.textContent = column === null ? "" : this.cell(head, row, column).text;
-      tile.setAttribute("aria-label", `head ${head} ${value.textContent}`);
+      if (title.textContent !== names[head]) title.textContent = names[head];
+      tile.setAttribute("aria-label", `${names[head]} ${value.textContent}`);
       this.drawBars(bars, head, row, column);
     });
     this.tokenNodes.forEach((node, index) => {
@@ -244,9 +246,11 @@ class Grid {
       node.classList.toggle("chosen", this.chosen.rows.includes(index));
     });
     const several = this.chosen.rows.length > 1 && this.chosen.rows.includes(row);
-    const query = several ? `${this.chosen.rows.length} queries` : `query “${this.header.q[row]}” (${row})`;
-    const key = column === null ? "" : ` → key “${this.header.k[column]}” (${column})`;
-    this.readout.textContent = `${query}${key}: ${this.header.unit}. Bars below each map: ${several ? "these queries" : "this query"} over all keys. Ctrl and click adds a query.`;
+    const [rowNoun, columnNoun] = nouns;
+    const from = several ? `${this.chosen.rows.length} queries` : `${rowNoun} “${this.header.q[row]}” (${row})`;
+    const to = column === null ? "" : ` → ${columnNoun} “${this.header.k[column]}” (${column})`;
+    const add = rowNoun === "query" ? " Ctrl and click adds a query." : "";
+    this.readout.textContent = `${from}${to}: ${this.header.unit}. Bars below each map: ${several ? "these queries" : `this ${rowNoun}`} over all ${columnNoun}s.${add}`;
   }
 
   drawBars({ svg, all, one }, head, row, column) {
