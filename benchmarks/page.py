@@ -99,7 +99,7 @@ def press_slider(browser: Browser, address: str, presses: Presses) -> None:
     page, received = context.new_page(), [0]
     page.on("websocket", lambda ws: ws.on("framereceived", lambda frame: received.append(len(frame))))
     page.goto(address)
-    page.wait_for_function("() => document.querySelector('.answer, [data-testid=stPlotlyChart] .main-svg')")
+    page.wait_for_selector(".answer, .large-map[data-painted]")
     page.wait_for_timeout(1500)
     page.get_by_role("slider", name="Heads H").focus()
     page.evaluate(WATCH)
