@@ -9,6 +9,7 @@ ATTENTION = "pages/1_Attention.py"
 PAGES = {
     "Attention": ATTENTION,
     "Shapes": "pages/2_Shapes.py",
+    "Gradients": "pages/3_Gradients.py",
     "Cost": "pages/4_Cost.py",
     "Engines": "pages/5_Engines.py",
 }

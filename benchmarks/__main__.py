@@ -1,4 +1,4 @@
-"""`python -m benchmarks [core] [trace] [page]`: measure, and print a Markdown table."""
+"""`python -m benchmarks [core] [trace] [training] [page]`: measure, and print a Markdown table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 
 from benchmarks.report import Row, table
 
-PARTS = ("core", "trace", "page")
+PARTS = ("core", "trace", "training", "page")
 
 
 def main() -> None:

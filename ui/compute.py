@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import streamlit as st
@@ -21,15 +21,19 @@ from numpy.typing import NDArray
 
 from mha_core.errors import FieldValue, MhaError
 from mha_core.experiment import Experiment, Run, needed_bytes, prepare, run
-from mha_core.lenses import benchmark, cost_growth, findings, flop_truth, head_stats
+from mha_core.lenses import benchmark, cost_growth, findings, flop_truth, head_stats, init_effects
 from mha_core.lenses import cost as cost_lens
 from mha_core.lenses.bench_plan import Measurement
 from mha_core.lenses.broken_trace import trace_fields
 from mha_core.lenses.cost import Cost
+from mha_core.lenses.depth import ARRANGEMENTS, LayerGradient, profile
+from mha_core.lenses.grad_schemes import SchemeRow, compare_schemes
 from mha_core.lenses.head_stats import HeadSimilarity, HeadStats
 from mha_core.lenses.index_map import scrambled_weights
+from mha_core.lenses.init_effects import PackedRow, ScalePoint, TargetRow
 from mha_core.lenses.pooling import Pooling, pool_maps
 from mha_core.lenses.trace import Trace
+from mha_core.lenses.verdicts import Judged, judged
 from ui.head_grid import GridMaps, encode_maps
 
 SMALL_RUN_BYTES = 16 * 2**20  # the default layer alone takes 8 MiB while it runs
@@ -38,6 +42,7 @@ GRID_SIDES = (256, 192, 128, 96, 64, 48, 32, 16)
 MAP_SIDE = 128  # cells a side of the large map: 82 kB
 CELLS = 16 * 256 * 256  # of all heads together, at most
 GATE = threading.Semaphore(os.cpu_count() or 1)
+T = TypeVar("T")
 _KEY: dict[str | type[Any], Callable[[Any], Any]] = {Experiment: Experiment.to_json}
 
 
@@ -224,11 +229,64 @@ def scramble(experiment: Experiment) -> float | None:
 @st.cache_resource(max_entries=32, show_spinner="Comparing all variants", hash_funcs=_KEY)
 def agreement(experiment: Experiment, dtypes: tuple[str, ...]) -> tuple[Measurement, ...]:
     """Compare every way of writing the experiment with the float64 reference, one forward pass each."""
-    steps = benchmark.measure(benchmark.agreement(experiment, dtypes))
-    rows: list[Measurement] = []
+    return _in_turns(benchmark.measure(benchmark.agreement(experiment, dtypes)))
+
+
+def _in_turns(steps: Iterator[T]) -> tuple[T, ...]:
+    """Take every step; between two of them others get their turn."""
+    rows: list[T] = []
     while True:
-        with GATE:  # between two variants others get their turn
+        with GATE:
             row = next(steps, None)
         if row is None:
             return tuple(rows)
         rows.append(row)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def depth_profile(experiment: Experiment, layers: int, arrangement: str) -> tuple[LayerGradient, ...]:
+    """Follow one backward pass through a stack.
+
+    Raises:
+        MhaError: it does not fit in memory.
+    """
+    with GATE:
+        return profile(experiment, layers, ARRANGEMENTS[arrangement])
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def targets(experiment: Experiment) -> tuple[TargetRow, ...]:
+    """Put the experiment's scheme on every subset of the matrices."""
+    with GATE:
+        return init_effects.compare_targets(experiment)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def scale_against_width(experiment: Experiment) -> tuple[ScalePoint, ...]:
+    """Compare the scale 1/√D with none."""
+    with GATE:
+        return init_effects.scale_against_width(experiment)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
+def packed_against_blocks(experiment: Experiment) -> tuple[PackedRow, PackedRow]:
+    """Compare Xavier per block with Xavier on the packed matrix."""
+    with GATE:
+        return init_effects.packed_against_blocks(experiment)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, hash_funcs=_KEY)  # each keeps a score matrix
+def backward_pass(experiment: Experiment, loss: str) -> Judged:
+    """Run one backward pass and judge it. Its tensors are shared: read them only.
+
+    Raises:
+        MhaError: the loss cannot be had, or it does not fit in memory.
+    """
+    with GATE:
+        return judged(experiment, loss)
+
+
+@st.cache_resource(max_entries=32, show_spinner="Running every scheme", hash_funcs=_KEY)
+def scheme_rows(experiment: Experiment, loss: str) -> tuple[SchemeRow, ...]:
+    """Run every initialisation scheme on the same input and seed."""
+    return _in_turns(compare_schemes(experiment, loss))

@@ -7,7 +7,7 @@ stop. One job per name and session. Nothing here knows what is computed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 import streamlit as st
@@ -49,6 +49,9 @@ class Job(Generic[T]):
             pass
         except Exception as error:  # shown on the page by `watch`: a thread has nobody else to tell
             self.error = error
+        finally:
+            if isinstance(self._steps, Generator):
+                self._steps.close()  # lets go of what it holds, as work handed to an executor
 
     @property
     def is_running(self) -> bool:

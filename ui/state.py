@@ -76,6 +76,12 @@ def reset() -> None:
     forget_problems()
 
 
+def preset(**changes: FieldValue) -> None:
+    """Set a whole experiment: these fields, and every other one to its default."""
+    reset()
+    put(**changes)
+
+
 def fill(name: str, value: object) -> str:
     """Fill the widget of a field before it is drawn; returns the widget's key.
 

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 from mha_core.config import MAX_EMBED_DIM
 from mha_core.fields import Field
+from mha_core.lenses import training_model
+from mha_core.lenses.depth import ARRANGEMENTS
+from mha_core.lenses.grad_losses import LOSSES
 from mha_core.lenses.steps import STEP_NAMES
+from mha_core.lenses.training_model import DEFAULT_RACERS, RACERS, RaceSetting
+from mha_core.lenses.training_tasks import TASKS
 
 MAX_TOKENS_CHOSEN = 65_536
 MAX_CONTEXT = 2**24
 MEASURE = ("measure",)
 LENGTHS = tuple(str(2**power) for power in range(4, 13))  # 16 to 4096
 BENCH_DTYPES = ("float32", "bfloat16", "autocast", "float16", "float64")
+USUAL_ARRANGEMENTS = (
+    "plain",
+    "residual",
+    "residual + pre-norm",
+    "residual + pre-norm + out/√(2L)",
+    "residual + post-norm",
+)
 MAPS = ("maps", "large_map", "closer_look")
+RACE = RaceSetting()
 COST = ("cost_headline", "cost_bars", "cost_table", "cost_truth", "cost_growth", "cost_groups")
 
 
@@ -36,7 +49,7 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (_choice("colour", "how values become colours", ("fixed", "head", "log")), MAPS),
     (_choice("pooling", "what a cell of a pooled map keeps", ("max", "mean")), MAPS),
     (_count("head", "chosen head", 1023), MAPS),
-    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values")),
+    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values", "lab")),
     (
         _choice("panel", "what is shown below", ("none", "bars", "lines", "statistics", "similarity")),
         ("closer_look",),
@@ -44,6 +57,45 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (Field("queries", "view", "ints", (), "chosen query tokens", minimum=0, maximum=MAX_TOKENS_CHOSEN), MAPS),
     (_choice("combine", "how several query tokens are joined", ("mean", "sum")), MAPS),
     (_choice("line_heads", "whose lines are drawn", ("chosen", "all")), MAPS),
+    # Gradients
+    (
+        _choice(
+            "lab", "what of the laboratory is shown", ("one_pass", "schemes", "matrices", "depth", "race", "own_model")
+        ),
+        ("lab",),
+    ),
+    (_choice("grad_loss", "what the backward pass starts from", tuple(LOSSES)), ("lab",)),
+    (_count("depth_layers", "number of stacked layers", 64, 16, 1), ("lab",)),
+    (
+        _choice(
+            "depth_quantity", "what is drawn over the layers", ("input_gradient", "weight_gradient", "activation_rms")
+        ),
+        ("lab",),
+    ),
+    (
+        Field(
+            "depth_arrangements", "view", "flags", USUAL_ARRANGEMENTS, "residual, norm, scaling", tuple(ARRANGEMENTS)
+        ),
+        ("lab",),
+    ),
+    (_choice("phase_axis", "what the gain is drawn against", ("depth", "width")), ("lab",)),
+    (_choice("phase_arrangement", "residual, norm and scaling of the stack", tuple(ARRANGEMENTS)), ("lab",)),
+    (_choice("race_task", "what the tiny model is to learn", tuple(TASKS)), ("lab",)),
+    (_flags("race_schemes", "how attention starts", tuple(RACERS), DEFAULT_RACERS), ("lab",)),
+    (_count("race_steps", "steps of Adam", training_model.MAX_STEPS, RACE.steps, 1), ("lab",)),
+    (_count("race_batch", "sequences of one step", training_model.MAX_BATCH, RACE.batch, 1), ("lab",)),
+    (_count("race_length", "tokens of a question", training_model.MAX_LENGTH, RACE.length, 4), ("lab",)),
+    (_count("race_vocab", "different tokens", 26, RACE.vocab, 3), ("lab",)),
+    (_count("race_width", "E of the tiny model", training_model.MAX_WIDTH, RACE.embed_dim, 2), ("lab",)),
+    (_count("race_heads", "H of the tiny model", training_model.MAX_RACE_HEADS, RACE.num_heads, 1), ("lab",)),
+    (_count("race_layers", "attention layers", training_model.MAX_LAYERS, RACE.layers, 1), ("lab",)),
+    (
+        Field("race_rate", "view", "float", RACE.learning_rate, "learning rate of Adam", minimum=1e-6, maximum=10.0),
+        ("lab",),
+    ),
+    (Field("race_norm", "view", "bool", False, "layer norm before attention and read-out"), ("lab",)),
+    (_choice("race_matrix", "whose gradient norm is drawn", ("all", "q", "k", "v", "out")), ("lab",)),
+    (_count("race_step", "step whose maps are shown", training_model.MAX_STEPS, training_model.MAX_STEPS), ("lab",)),
     # Shapes
     (Field("step", "view", "choice", "weights", "step whose values are shown", STEP_NAMES), ("steps", "values")),
     (_count("index_b", "sequence whose element is followed", 511), ("index_map",)),
