@@ -169,9 +169,12 @@ def head_shares(result: Judged, title: str) -> go.Figure:
     }
     if heads <= WRITTEN_HEADS:
         heatmap |= {"texttemplate": "%{z:.2f}", "textfont": {"size": 10, "color": "#3d4854"}}
-    axes = {
-        "xaxis": {"title": {"text": "head"}, "showgrid": False, "zeroline": False} | _head_ticks(heads) | FIXED,
-        "yaxis": {"autorange": "reversed", "automargin": True, "showgrid": False} | FIXED,
+    labels = [label(flow) for flow in flows]
+    rows: Layout = {"type": "category", "categoryarray": labels, "tickvals": labels, "range": [len(flows) - 0.5, -0.5]}
+    columns: Layout = {"title": {"text": "head"}, "zeroline": False, "range": [-0.5, heads - 0.5]}
+    axes = {  # ranges of their own: without any gradient there is no cell to tell them
+        "xaxis": columns | {"showgrid": False} | _head_ticks(heads) | FIXED,
+        "yaxis": rows | {"automargin": True, "showgrid": False} | FIXED,
         "margin": {"l": 8, "r": 8, "t": 40, "b": 48},
     }
     return go.Figure({"data": [heatmap], "layout": layout(title, 110 + 34 * len(flows)) | axes})
