@@ -20,7 +20,7 @@ class Row:
         what: what was measured.
         value: the figure, a ratio unless the unit says otherwise.
         bar: the most it may be.
-        unit: "x", "kB", "ms" or "".
+        unit: "x", "kB", "ms", "s" or "".
         detail: spread and absolute figures.
     """
 
