@@ -89,7 +89,13 @@ def _estimates(cost: Cost) -> tuple[Count, ...]:
     kaplan = kaplan_estimate(sizes.batch, sizes.q_len, config.embed_dim)
     half = "It counts attention as 2·S·E per token, half of what the two full products take: the causal half."
     return (
-        Count(names[0], seed, None, False, "It leaves out weights·V, 2·B·H·S²·D FLOPs, and speaks of forward only."),
+        Count(
+            names[0],
+            seed,
+            None,
+            False,
+            "The tutorial this project grew from leaves out weights·V, 2·B·H·S²·D FLOPs, and the backward.",
+        ),
         Count(names[1], kaplan, 2 * kaplan, False, half),
     )
 

@@ -101,7 +101,7 @@ def test_torchs_module_is_counted_as_on_real_tensors(need_weights: bool) -> None
 
 
 def test_what_the_counter_misses_on_cpu() -> None:
-    """Case FL-04: 0 for the fused kernel, 0 for the whole module on its fast path; the math backend shows it."""
+    """0 for the fused kernel, 0 for the whole module on its fast path; the math backend shows it."""
     found = counts(**PLAIN)
     attention = 2 * (2 * 3 * 7 * 7 * 44)
     for name in ("counter, fused kernel (SDPA)", "counter, nn.MultiheadAttention, need_weights=False"):
