@@ -13,6 +13,7 @@ from mha_core.experiment import Experiment, Run
 from mha_core.lenses.cost import matmul_flops, parameter_count
 from ui import compute, controls, figure_style, figures, head_grid, panels, state, theme
 from ui.large_map import MapLook, draw_map, map_message
+from ui.small_maps import SmallMaps
 from ui.wire import short
 
 GRID_KEY = "head_grid"
@@ -181,7 +182,7 @@ def _choose_sequence(experiment: Experiment) -> None:
     )
 
 
-def _grid_look(choice: Choice, grid: compute.Grid) -> head_grid.GridLook:
+def _grid_look(choice: Choice, grid: SmallMaps) -> head_grid.GridLook:
     rows = sorted({query // grid.q_block for query in choice.queries})
     low, high = figures.colour_range(choice.stage, grid.values)
     combine = np.sum if state.get("combine") == "sum" else np.mean

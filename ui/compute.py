@@ -34,7 +34,7 @@ from mha_core.lenses.init_effects import PackedRow, ScalePoint, TargetRow
 from mha_core.lenses.pooling import Pooling, pool_maps
 from mha_core.lenses.trace import Trace
 from mha_core.lenses.verdicts import Judged, judged
-from ui.head_grid import GridMaps, encode_maps
+from ui.small_maps import SmallMaps, fit_maps
 
 SMALL_RUN_BYTES = 16 * 2**20  # the default layer alone takes 8 MiB while it runs
 STAGES = {"weights": "weights", "scores": "scores", "masked": "masked_scores"}  # attribute of a run
@@ -75,35 +75,15 @@ def stage_of(result: Run, stage: str, sample: int) -> torch.Tensor:
     return tensor[sample]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The head grid of one sequence: encoded maps, exact pooled values, and how far they are pooled."""
-
-    maps: GridMaps
-    values: NDArray[np.float32]
-    q_block: int
-    k_block: int
-
-
 @st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=_KEY)
-def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> Grid:
+def grid(experiment: Experiment, sample: int, stage: str, pooling: str) -> SmallMaps:
     """Encode the maps of all heads, pooled as little as their share of bytes allows."""
     result = run_experiment(experiment)
     with GATE:
         maps, allowed = stage_of(result, stage, sample), shown_cells(result, stage, sample)
         heads, longest = maps.shape[0], max(maps.shape[-2:])
         sides = [side for side in GRID_SIDES if side == GRID_SIDES[-1] or heads * min(side, longest) ** 2 <= CELLS]
-        previous = (0, 0)
-        for side in sides:
-            pooled = pool_maps(maps, allowed, side, _pooling(pooling))
-            if (pooled.q_block, pooled.k_block) == previous:
-                continue  # the blocks did not grow: nothing would be smaller
-            previous = (pooled.q_block, pooled.k_block)
-            values = pooled.values.numpy()
-            encoded = encode_maps(values, pooled.hidden.numpy())
-            if encoded is not None:
-                return Grid(encoded, values, pooled.q_block, pooled.k_block)
-    raise AssertionError("16 x 16 cells per head always fit")
+        return fit_maps(maps, allowed, _pooling(pooling), sides)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -14,16 +13,15 @@ from mha_core.init_schemes import INIT_SCHEMES
 from mha_core.lenses.grad_losses import LOSSES
 from mha_core.lenses.grad_schemes import SchemeRow
 from mha_core.lenses.gradients import Flow, Gradients
-from mha_core.lenses.pooling import pool_maps
 from mha_core.lenses.verdicts import FORMULAS, IDENTICAL, THRESHOLDS, Judged, Verdict
 from ui import compute, controls, gradients_figures, head_grid, panels, state, theme
-from ui.figures import block_labels
+from ui.figures import block_labels, colour_range
 from ui.own_model import own_model
+from ui.small_maps import fit_maps
 
 __all__ = ["one_pass", "own_model", "schemes"]
 
 LOSS_WORDS = {"sum": "sum of outputs", "mse": "mean square to a random target", "next_token": "next token"}
-MAP_SIDES = (128, 96, 64, 48, 32)  # cells a side of one map, as many as fit in the message
 NUMBER = st.column_config.NumberColumn(format="%.4g")
 COLUMNS_HELP = {
     "norm": "L2 norm of the gradient",
@@ -161,29 +159,21 @@ def score_message(found: Gradients, sample: int) -> tuple[bytes, tuple[int, int]
     assert found.score_gradient is not None, "the fused kernel has none"
     gradient = found.score_gradient[sample].float()  # (H, Sq, Sk)
     allowed = None if found.mask is None else found.mask[min(sample, len(found.mask) - 1)]
-    for side in MAP_SIDES:
-        pooled = pool_maps(gradient, allowed, side, "mean")
-        numbers, hidden = pooled.values.numpy(), pooled.hidden.numpy()
-        encoded = head_grid.encode_maps(numbers, hidden)
-        if encoded is not None:
-            break
-    else:
-        raise AssertionError("32 x 32 cells per head always fit")
-    finite = numbers[np.isfinite(numbers) & ~hidden]
-    reach = float(np.abs(finite).max()) if finite.size else 1.0
+    small = fit_maps(gradient, allowed, "mean")
+    low, high = colour_range("scores", small.values[~small.hidden])
     look = head_grid.GridLook(
         table=theme.DIVERGING_TABLE,
         scale="fixed",
-        low=-reach or -1.0,
-        high=reach or 1.0,
-        q_labels=block_labels(found.sizes.q_tokens.padded[sample], pooled.q_block),
-        k_labels=block_labels(found.sizes.k_tokens.padded[sample], pooled.k_block),
+        low=low or -1.0,
+        high=high or 1.0,
+        q_labels=block_labels(found.sizes.q_tokens.padded[sample], small.q_block),
+        k_labels=block_labels(found.sizes.k_tokens.padded[sample], small.k_block),
         head=0,
         rows=[0],
         unit="dL/dscore",
-        exact=numbers[:, 0],
+        exact=small.values[:, 0],
     )
-    return head_grid.message(encoded, look), (pooled.q_block, pooled.k_block)
+    return head_grid.message(small.maps, look), (small.q_block, small.k_block)
 
 
 def schemes(experiment: Experiment) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
 from mha_core.experiment import Experiment
 from mha_core.lenses.index_map import head_of_element, landing, share_kept
-from mha_core.lenses.pooling import pool_maps
 from mha_core.lenses.step_maps import StepMaps, step_maps
 from mha_core.lenses.steps import why
 from mha_core.lenses.trace import Failure, Step, Trace
 from ui import compute, controls, head_grid, panels, shapes_figures, state, theme
-from ui.figures import block_labels
+from ui.figures import block_labels, colour_range
 from ui.shapes_figures import spelled
+from ui.small_maps import fit_maps
 
-MAP_SIDES = (128, 96, 64, 48, 32)  # cells a side of one map, as many as fit in the message
 LETTERS = {
     "B": "sequences",
     "S": "tokens",
@@ -168,34 +166,26 @@ def _picture(
     maps: StepMaps, name: str, row_words: Sequence[str] | None, column_words: Sequence[str] | None
 ) -> tuple[bytes, tuple[int, int]]:
     """Encode the maps of a step for the grid. Returns the message and the size of a pooled cell."""
-    for side in MAP_SIDES:
-        pooled = pool_maps(maps.values.float(), maps.allowed, side, "mean")
-        numbers = pooled.values.numpy()
-        encoded = head_grid.encode_maps(numbers, pooled.hidden.numpy())
-        if encoded is not None:
-            break
-    else:
-        raise AssertionError("32 x 32 cells per head always fit")
+    small = fit_maps(maps.values.float(), maps.allowed, "mean")
     row, column = ("token" if letter in TOKEN_LETTERS else "channel" for letter in (maps.rows, maps.columns))
     is_positive = name in ("weights", "mask")
-    finite = numbers[np.isfinite(numbers) & ~pooled.hidden.numpy()]
-    reach = float(np.abs(finite).max()) if finite.size else 1.0
+    low, high = (0.0, 1.0) if is_positive else colour_range("scores", small.values[~small.hidden])
     rows, columns = maps.values.shape[1:]
     look = head_grid.GridLook(
         table=theme.SEQUENTIAL_TABLE if is_positive else theme.DIVERGING_TABLE,
         scale="fixed",
-        low=0.0 if is_positive else -reach,
-        high=1.0 if is_positive else reach,
-        q_labels=block_labels(row_words or list(map(str, range(rows))), pooled.q_block),
-        k_labels=block_labels(column_words or list(map(str, range(columns))), pooled.k_block),
+        low=low,
+        high=high,
+        q_labels=block_labels(row_words or list(map(str, range(rows))), small.q_block),
+        k_labels=block_labels(column_words or list(map(str, range(columns))), small.k_block),
         head=0,
         rows=[0],
         unit=name,
-        exact=numbers[:, 0],
+        exact=small.values[:, 0],
         names=maps.names,
         nouns=(row, column),
     )
-    return head_grid.message(encoded, look), (pooled.q_block, pooled.k_block)
+    return head_grid.message(small.maps, look), (small.q_block, small.k_block)
 
 
 def index_map(experiment: Experiment) -> None:

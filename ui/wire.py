@@ -8,9 +8,20 @@ from __future__ import annotations
 import json
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
+import streamlit as st
+
 LABEL_CHARACTERS = 24
+_SHARED = Path(__file__).with_name("wire.js").read_text(encoding="utf-8")
+
+
+def component(folder: Path) -> Any:
+    """Register the component whose JavaScript and CSS bear the name of their folder. Returns its mount function."""
+    js, css = (folder.joinpath(f"{folder.name}.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
+    html = f'<div class="{folder.name.replace("_", "-")}"></div>\n'
+    return st.components.v2.component(f"mha_lab_{folder.name}", html=html, css=css, js=_SHARED + js)
 
 
 def pack(header: dict[str, Any], *arrays: bytes) -> bytes:

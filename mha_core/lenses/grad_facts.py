@@ -15,6 +15,7 @@ from torch import Tensor
 from mha_core.choices import Experiment
 from mha_core.experiment import Given
 from mha_core.layouts import AttentionWeights
+from mha_core.lenses.head_stats import relative_entropy, row_entropy
 
 ALIKE_ROUNDINGS = 16  # roundings by which rows that are equal in exact arithmetic may differ
 FORWARD = ("q", "k", "v", "scores", "weights", "context", "output")
@@ -110,10 +111,9 @@ def _spread_of(weights: Tensor, allowed: Tensor) -> tuple[float | None, float | 
     if not has_key.any():
         return None, None, None
     wide = weights if weights.itemsize >= 4 else weights.float()
-    entropy = torch.special.entr(wide).sum(-1)  # (B, H, Sq)
-    most = allowed.to(entropy.dtype).log().expand_as(entropy)
+    entropy = row_entropy(wide)  # (B, H, Sq)
     has_choice = (allowed > 1).expand_as(has_key)
-    relative = (entropy[has_choice] / most[has_choice]).mean().item() if has_choice.any() else None
+    relative = relative_entropy(entropy, allowed)[has_choice].mean().item() if has_choice.any() else None
     return wide.amax(-1)[has_key].mean().item(), entropy[has_key].mean().item(), relative
 
 

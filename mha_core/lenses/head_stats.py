@@ -59,6 +59,11 @@ def row_entropy(weights: Tensor) -> Tensor:
     return torch.xlogy(weights, weights).sum(-1).neg()
 
 
+def relative_entropy(entropy: Tensor, allowed: Tensor) -> Tensor:
+    """Divide the entropy of rows by ln(allowed keys); NaN where a row has no choice. Shapes broadcast."""
+    return torch.where(allowed > 1, entropy / allowed.to(entropy.dtype).log(), torch.nan)
+
+
 def _precise(weights: Tensor) -> Tensor:
     """Raise half precision to float32, and small maps to float64."""
     return weights.double() if weights.numel() < 2**20 else weights.float()
@@ -81,7 +86,7 @@ def head_stats(run: Run, sample: int = 0) -> tuple[HeadStats, ...]:
     distance = (torch.arange(weights.shape[-1]) - own_key[:, None]).abs().to(weights.dtype)  # (R, Sk)
     columns = {
         "entropy_nats": entropy,
-        "relative_entropy": torch.where(allowed > 1, entropy / allowed.to(entropy.dtype).log(), torch.nan),
+        "relative_entropy": relative_entropy(entropy, allowed),
         "effective_keys": entropy.exp(),
         "diagonal": _weight_on(weights, own_key),
         "previous": _weight_on(weights, own_key - 1),

@@ -21,6 +21,7 @@ from mha_core.init_schemes import TARGETS, InitSpec, generator_for
 from mha_core.kernels import attention_scores, attention_weights, share_heads
 from mha_core.lenses.grad_schemes import SchemeRow, scheme_row
 from mha_core.lenses.gradients import backward
+from mha_core.lenses.head_stats import relative_entropy, row_entropy
 from mha_core.lenses.verdicts import healthy_experiment
 
 
@@ -83,8 +84,7 @@ def _relative_entropy(weights: Tensor, mask: Tensor | None) -> float:
     """Mean over the rows with at least two allowed keys; NaN where there is none."""
     keys = torch.full((), float(weights.shape[-1])) if mask is None else mask.sum(-1).double()
     rows = keys.expand(weights.shape[:-1])
-    entropy = torch.special.entr(weights).sum(-1)
-    return float((entropy / rows.log())[rows > 1].mean())
+    return float(relative_entropy(row_entropy(weights), rows)[rows > 1].mean())
 
 
 def scale_against_width(experiment: Experiment) -> tuple[ScalePoint, ...]:

@@ -168,6 +168,13 @@ def large_title(page: Page) -> Locator:
     return page.locator(".large-map .title")
 
 
+def download(page: Page, key: str) -> str:
+    """Press a download button by its key and give the text of the file."""
+    with page.expect_download() as started:
+        page.locator(f".st-key-{key}").get_by_role("button").click()
+    return started.value.path().read_text(encoding="utf-8")
+
+
 def query(page: Page) -> dict[str, str]:
     """Read the settings in the address."""
     return dict(parse_qsl(urlsplit(page.url).query))

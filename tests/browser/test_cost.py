@@ -31,13 +31,6 @@ def expect_bars(page, key, factor, wanted):
     page.wait_for_function(HAS_BARS, arg=[key, factor, wanted])
 
 
-def take(page, table, ending):
-    """Download a table."""
-    with page.expect_download() as download:
-        page.locator(f".st-key-{table}_{ending}").get_by_role("button").click()
-    return download.value.path().read_text(encoding="utf-8")
-
-
 def test_numbers_units_and_length(visit):
     page = visit(LINK, ready=READY)
     work = sum(products(7, 30).values())
@@ -64,13 +57,13 @@ def test_numbers_units_and_length(visit):
 def test_tables_are_taken_away_and_the_mask_is_counted(visit):
     page = visit(f"{LINK}&mask=causal&cost_pairs=needed", ready=READY)
     expect(page.get_by_text("The mask allows 56 of 98 (query, key) pairs, 57.1%")).to_be_visible()
-    steps = {row["step"]: row for row in csv.DictReader(io.StringIO(take(page, "cost_steps", "csv")))}
+    steps = {row["step"]: row for row in csv.DictReader(io.StringIO(parts.download(page, "cost_steps_csv")))}
     full = products(7, 30)
     for step, flops in full.items():
         needed = flops * 28 // 49 if step in ("q·kᵀ", "weights·v") else flops
         assert int(steps[step]["forward matmul, FLOP"]) == needed
     assert int(steps["softmax"]["forward elementwise, operations"]) == 5 * 5 * 56
-    counts = {row["count"]: row for row in json.loads(take(page, "cost_truth", "json"))}
+    counts = {row["count"]: row for row in json.loads(parts.download(page, "cost_truth_json"))}
     assert counts["counter, explicit kernel"]["forward, FLOP"] == f"{sum(full.values()):,}"
     seen = sum(flops for step, flops in full.items() if step.endswith("projection"))
     assert counts["counter, fused kernel (SDPA)"]["forward, FLOP"] == f"{seen:,}"

@@ -28,19 +28,10 @@ def raw_difference() -> float:
     return float(np.abs(output.numpy() - reference(done).output).max())
 
 
-def download(page, key, tmp_path):
-    """What a download button gives, as records."""
-    with page.expect_download() as started:
-        page.locator(f".st-key-{key} button").click()
-    path = tmp_path / "table"
-    started.value.save_as(path)
-    return path.read_text(encoding="utf-8")
-
-
-def test_agreement_stands_there_without_a_click(visit, tmp_path):
+def test_agreement_stands_there_without_a_click(visit):
     page = visit(LINK, ready=READY)
     expect(page.get_by_text("16 of 16 variants agree with the float64 reference")).to_be_visible()
-    rows = {row["variant"]: row for row in json.loads(download(page, "agreement_json", tmp_path))}
+    rows = {row["variant"]: row for row in json.loads(parts.download(page, "agreement_json"))}
     assert len(rows) == 16
     assert {row["agrees"] for row in rows.values()} == {"yes"}
     expected = raw_difference()
@@ -48,12 +39,12 @@ def test_agreement_stands_there_without_a_click(visit, tmp_path):
     assert 0 < expected <= shown["tolerance"]
     assert abs(shown["max_difference"] - expected) <= 2e-7  # one rounding of a float32 near 1 may fall otherwise
     assert rows["separate · view · explicit"]["max_weight_difference"] < 1e-6
-    table = download(page, "agreement_csv", tmp_path).splitlines()
+    table = parts.download(page, "agreement_csv").splitlines()
     assert len(table) == 17
     assert table[0].startswith("variant,dtype,batch,q_len,k_len,pass,")
 
 
-def test_a_measurement_shows_progress_and_a_result(visit, tmp_path):
+def test_a_measurement_shows_progress_and_a_result(visit):
     page = visit(f"{LINK}&bench_lengths=16&bench_seconds=2", ready=READY)
     page.get_by_role("button", name="Measure", exact=True).click()
     expect(page.get_by_role("progressbar")).to_be_visible()
@@ -62,14 +53,14 @@ def test_a_measurement_shows_progress_and_a_result(visit, tmp_path):
     expect(page.get_by_role("progressbar")).to_have_count(0)
     bars = page.locator(".js-plotly-plot").first.locator(".bars .point")
     expect(bars).to_have_count(16)
-    rows = {row["variant"]: row for row in json.loads(download(page, "engines_json", tmp_path))}
+    rows = {row["variant"]: row for row in json.loads(parts.download(page, "engines_json"))}
     assert len(rows) == 16
     for row in rows.values():
         assert 0 < row["low_quartile_ms"] <= row["median_ms"] <= row["high_quartile_ms"] < 1000
         assert row["peak_extra_bytes"] >= 4 * 16 * 30  # the output
     drawn = page.locator(".js-plotly-plot").first.evaluate("plot => [...plot._fullData[0].x]")
     assert np.allclose(drawn, [row["median_ms"] for row in rows.values()], rtol=1e-5)
-    verdicts = {claim["name"]: claim["verdict"] for claim in json.loads(download(page, "claims_json", tmp_path))}
+    verdicts = {claim["name"]: claim["verdict"] for claim in json.loads(parts.download(page, "claims_json"))}
     assert verdicts["einops on large matrices"] == "not measured"
     assert verdicts["view on small matrices"] != "not measured"
 

@@ -22,25 +22,16 @@ def exact(query):
     return plain_pass(experiment, torch.sum)
 
 
-def download(page, key, tmp_path):
-    """What a download button gives, as records."""
-    with page.expect_download() as started:
-        page.locator(f".st-key-{key} button").click()
-    path = tmp_path / "table"
-    started.value.save_as(path)
-    return path.read_text(encoding="utf-8")
-
-
 def plot(page, key):
     """One figure of the page."""
     return page.locator(f".st-key-{key} .js-plotly-plot")
 
 
-def test_norms_and_map_are_those_of_a_plain_layer(visit, tmp_path):
+def test_norms_and_map_are_those_of_a_plain_layer(visit):
     page = visit(f"/Gradients?{LINK}", ready=READY)
     expect(page.get_by_text("Every parameter learns.")).to_be_visible()
     truth = exact(LINK)
-    rows = {row["gradient"]: row for row in json.loads(download(page, "gradients_json", tmp_path))}
+    rows = {row["gradient"]: row for row in json.loads(parts.download(page, "gradients_json"))}
     for label, name in MATRICES.items():
         wanted = truth.parameters[name][1].norm().item()
         assert abs(rows[label]["norm"] - wanted) <= 1e-4 * wanted
@@ -58,7 +49,7 @@ def test_norms_and_map_are_those_of_a_plain_layer(visit, tmp_path):
     parts.maps(page).nth(1).hover(position={"x": 2, "y": 2})
     expect(parts.readout(page)).to_contain_text("query “one” (0) → key “one” (0): dL/dscore")
     assert np.allclose([float(text) for text in parts.values(page)], gradient[:, 0], atol=1e-4)
-    lines = download(page, "gradients_csv", tmp_path).splitlines()
+    lines = parts.download(page, "gradients_csv").splitlines()
     assert len(lines) == 16
     assert lines[0].startswith("gradient,shape,verdict,norm,RMS,")
 
@@ -74,12 +65,12 @@ def test_another_loss_and_a_dead_matrix(visit):
     assert parts.query(page)["grad_loss"] == "next_token"
 
 
-def test_schemes_have_words_and_numbers(visit, tmp_path):
+def test_schemes_have_words_and_numbers(visit):
     page = visit(f"/Gradients?{LINK}&lab=schemes", ready=READY)
     picture = plot(page, "scheme_picture")
     expect(picture.get_by_text("dead").first).to_be_visible()
     expect(picture.get_by_text("healthy").first).to_be_visible()
-    rows = {row["scheme"]: row for row in json.loads(download(page, "schemes_json", tmp_path))}
+    rows = {row["scheme"]: row for row in json.loads(parts.download(page, "schemes_json"))}
     assert len(rows) == 12
     truth = exact(f"{LINK}&init=orthogonal")
     for name in ("q", "k", "v", "out"):
@@ -88,14 +79,14 @@ def test_schemes_have_words_and_numbers(visit, tmp_path):
     assert rows["zeros"]["verdict out"] == "dead"
 
 
-def test_a_dropped_file_gets_verdicts(visit, tmp_path):
+def test_a_dropped_file_gets_verdicts(visit):
     page = visit("/Gradients?lab=own_model", ready=READY)
     file = {"attn.wq": 0.0, "attn.wk": 0.7, "attn.wv": 0.9, "attn.fc_out": "Infinity", "<b>bold</b>": 1e5}
     page.locator('input[type="file"]').last.set_input_files(
         {"name": "norms.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
     )
     expect(page.get_by_text("5 norms · 1 dead · 2 healthy · 2 exploding")).to_be_visible()
-    rows = {row["name"]: row for row in json.loads(download(page, "own_model_json", tmp_path))}
+    rows = {row["name"]: row for row in json.loads(parts.download(page, "own_model_json"))}
     assert rows["attn.wq"]["reason"].startswith("Exactly 0. Only q gets nothing: k is zero")
     assert abs(rows["<b>bold</b>"]["over the median"] - 1e5 / 0.9) < 1
     assert rows["attn.fc_out"]["verdict"] == "exploding"

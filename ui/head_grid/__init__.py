@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import streamlit as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from ui.wire import finite, pack, short
+from ui.wire import component, finite, pack, short
 
 HIDDEN, NOT_A_NUMBER, LOWEST, HIGHEST = 0, 1, 2, 255
 FINEST = HIGHEST - LOWEST
@@ -29,14 +28,7 @@ Ends = tuple[float, ...]
 BYTES_PER_HEAD = 14_400  # of the maps: 8 heads stay under 150 kB with the component, labels and exact rows
 MIN_BUDGET_BYTES = 100_000
 MAX_BUDGET_BYTES = 260_000
-_HERE = Path(__file__).parent
-
-_mount = st.components.v2.component(
-    "mha_lab_head_grid",
-    html='<div class="head-grid"></div>\n',
-    css=(_HERE / "head_grid.css").read_text(encoding="utf-8"),
-    js=(_HERE / "head_grid.js").read_text(encoding="utf-8"),
-)
+_mount = component(Path(__file__).parent)
 
 
 @dataclass(frozen=True)

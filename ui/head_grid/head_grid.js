@@ -2,22 +2,8 @@
 // under it. A click or Enter picks a head and a query; arrow keys move between heads, with Shift the crosshair moves.
 
 const HIDDEN = 0, NOT_A_NUMBER = 1, LOWEST = 2, LEVELS = 253;
-const LOG_FLOOR = 1e-4;
-const NAN_PIXEL = 0xffc800ff; // ABGR of #ff00c8
 const SVG = "http://www.w3.org/2000/svg";
 const grids = new WeakMap();
-
-function parse(bytes) {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  const headerLength = view.getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + headerLength)));
-  let at = 4 + headerLength;
-  const table = bytes.subarray(at, (at += 768));
-  const count = header.heads * header.columns;
-  const exact = new Float32Array(count);
-  for (let i = 0; i < count; i++) exact[i] = view.getFloat32(at + 4 * i, true);
-  return { header, table, exact, packed: bytes.subarray(at + 4 * count) };
-}
 
 async function decode(png, width, height) {
   const bitmap = await createImageBitmap(new Blob([png], { type: "image/png" }), { colorSpaceConversion: "none" });
@@ -28,13 +14,6 @@ async function decode(png, width, height) {
   const levels = new Uint8Array(width * height);
   for (let i = 0; i < levels.length; i++) levels[i] = pixels[4 * i];
   return levels;
-}
-
-function element(tag, className, parent) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (parent) parent.append(node);
-  return node;
 }
 
 class Grid {
@@ -55,14 +34,13 @@ class Grid {
   async update(bytes, pick) {
     this.pick = pick;
     const sequence = ++this.sequence;
-    const message = parse(bytes);
-    const { header } = message;
-    let levels = message.packed;
+    const { header, table, floats: exact, rest } = parse(bytes, ({ heads, columns }) => heads * columns);
+    let levels = rest;
     if (header.png) {
-      levels = await decode(message.packed, header.columns, header.rows * header.heads);
+      levels = await decode(rest, header.columns, header.rows * header.heads);
       if (sequence !== this.sequence) return; // a newer message overtook this one
     }
-    Object.assign(this, message, { levels });
+    Object.assign(this, { header, table, exact, levels });
     this.chosen = { head: header.head, rows: header.chosen };
     this.cursor = { row: this.lastChosen(), column: null };
     this.layOut();

@@ -11,19 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import streamlit as st
 from numpy.typing import NDArray
 
-from ui.wire import finite, pack, short
+from ui.wire import component, finite, pack, short
 
-_HERE = Path(__file__).parent
-
-_mount = st.components.v2.component(
-    "mha_lab_large_map",
-    html='<div class="large-map"></div>\n',
-    css=(_HERE / "large_map.css").read_text(encoding="utf-8"),
-    js=(_HERE / "large_map.js").read_text(encoding="utf-8"),
-)
+_mount = component(Path(__file__).parent)
 
 
 @dataclass(frozen=True)

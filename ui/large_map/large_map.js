@@ -1,30 +1,9 @@
 // Paints the message of large_map/__init__.py: one map with its tokens, a crosshair with the exact value, and a zoom.
 // Drag over a region with the mouse to see it alone, double-click to see all again. Arrow keys move the crosshair.
 
-const LOG_FLOOR = 1e-4;
-const NAN_PIXEL = 0xffc800ff; // ABGR of #ff00c8
 const ALL_LABELLED = 24; // tokens up to which every one has its label
 const FEW_LABELS = 9;
 const maps = new WeakMap();
-
-function parse(bytes) {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  const headerLength = view.getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + headerLength)));
-  let at = 4 + headerLength;
-  const table = bytes.subarray(at, (at += 768));
-  const count = header.rows * header.columns;
-  const values = new Float32Array(count);
-  for (let i = 0; i < count; i++) values[i] = view.getFloat32(at + 4 * i, true);
-  return { header, table, values, hidden: bytes.subarray(at + 4 * count) };
-}
-
-function element(tag, className, parent) {
-  const node = document.createElement(tag);
-  node.className = className;
-  parent.append(node);
-  return node;
-}
 
 class LargeMap {
   constructor(root) {
@@ -53,8 +32,9 @@ class LargeMap {
 
   update(bytes) {
     const before = this.header;
-    Object.assign(this, parse(bytes));
-    const { rows, columns, title } = this.header;
+    const { header, table, floats: values, rest: hidden } = parse(bytes, ({ rows, columns }) => rows * columns);
+    Object.assign(this, { header, table, values, hidden });
+    const { rows, columns, title } = header;
     if (!before || before.rows !== rows || before.columns !== columns) this.view = { top: 0, left: 0, rows, columns };
     this.cursor = null;
     this.title.textContent = title;
