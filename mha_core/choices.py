@@ -21,10 +21,18 @@ from mha_core.init_schemes import MAX_SEED, InitSpec, check_packed
 from mha_core.kernels import check_sdpa
 from mha_core.masks import MaskSpec
 from mha_core.sources.inputs import Positions, RandomSource, TextSource
+from mha_core.sources.trained import FREE, CheckpointSource, PretrainedSource
+from mha_core.sources.vocabularies import check_embeddings
+
+Source = TextSource | RandomSource | PretrainedSource | CheckpointSource
 
 # attribute of each record -> its flat field; fields of AttentionConfig keep their names
-_TEXT = {"text": "text", "memory_text": "memory_text", "tokenizer": "tokenizer"}
+_TEXT = {name: name for name in ("text", "memory_text", "tokenizer", "embeddings")}
 _RANDOM = {name: name for name in ("batch", "q_len", "k_len", "distribution")}
+_PRETRAINED = {
+    name: name for name in ("model", "layer", "text", "memory_text", "own_mask", "replaced", "muted", "reach")
+}
+_CHECKPOINT = {"checkpoint": "checkpoint", "layer": "checkpoint_layer"} | {n: n for n in ("num_heads", "replaced")}
 _MASK = {"kinds": "mask", "custom": "custom_mask"} | {n: n for n in ("window", "direction", "alignment", "fill")}
 _INIT = {"scheme": "init", "gain": "gain", "std": "init_std", "targets": "init_targets", "bias": "init_bias"}
 _INIT |= {"packed": "init_packed"}
@@ -35,7 +43,7 @@ class Experiment:
     """Everything a person chooses.
 
     Args:
-        source: text or random input.
+        source: text, random input, or a layer of a trained model or of a checkpoint, which fixes the layer's sizes.
         attention: the layer.
         mask: which masks, and the fill.
         init: initial values of the weights.
@@ -47,7 +55,7 @@ class Experiment:
         MhaError: a choice is unknown, or choices contradict one another.
     """
 
-    source: TextSource | RandomSource = field(default_factory=TextSource)
+    source: Source = field(default_factory=TextSource)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     mask: MaskSpec = field(default_factory=MaskSpec)
     init: InitSpec = field(default_factory=InitSpec)
@@ -59,6 +67,10 @@ class Experiment:
         require_choice("positions", self.positions, get_args(Positions))
         require_choice("dtype", self.dtype, get_args(Dtype))
         require_int("seed", self.seed, 0, MAX_SEED)
+        if isinstance(self.source, PretrainedSource | CheckpointSource):
+            object.__setattr__(self, "attention", self.source.layer_config(self.attention))
+        if isinstance(self.source, PretrainedSource):
+            object.__setattr__(self, "positions", "none")
         if self.positions == "rotary" and self.attention.rope_theta is None:
             object.__setattr__(self, "attention", replace(self.attention, rope_theta=DEFAULT_ROPE_THETA))
         if self.positions == "none" and self.attention.rope_theta is not None:
@@ -66,6 +78,9 @@ class Experiment:
         if self.attention.kernel == "sdpa":
             check_sdpa(self.mask.fill, self.attention.dropout)
         check_packed(self.attention, self.init)
+        words = self.source.words if isinstance(self.source, CheckpointSource) else self.source
+        if isinstance(words, TextSource):
+            check_embeddings(words.embeddings, words.tokenizer, self.attention, sizes_are_free=words is self.source)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -74,13 +89,12 @@ class Experiment:
 
     def to_fields(self) -> dict[str, FieldValue]:
         """Give the flat fields, those of the other source left out."""
-        source_fields = _TEXT if isinstance(self.source, TextSource) else _RANDOM
-        values: dict[str, FieldValue] = {"source": "text" if isinstance(self.source, TextSource) else "random"}
-        values |= {flat: getattr(self.source, name) for name, flat in source_fields.items()}
-        values |= {name: getattr(self.attention, name) for name in CONFIG_FIELDS}
+        values: dict[str, FieldValue] = _source_fields(self.source)
+        values |= {name: getattr(self.attention, name) for name in _free_of(values["source"])}
         values |= {flat: getattr(self.mask, name) for name, flat in _MASK.items()}
         values |= {flat: getattr(self.init, name) for name, flat in _INIT.items()}
-        return values | {"positions": self.positions, "dtype": self.dtype, "seed": self.seed}
+        values |= {} if values["source"] == "pretrained" else {"positions": self.positions}
+        return values | {"dtype": self.dtype, "seed": self.seed}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Experiment:
@@ -98,7 +112,7 @@ class Experiment:
         require_choice("source", values["source"], FIELDS["source"].choices)
         return cls(
             source=source_of(values),
-            attention=AttentionConfig(**{name: values[name] for name in CONFIG_FIELDS}),
+            attention=AttentionConfig(**{name: values[name] for name in _free_of(values["source"])}),
             mask=mask_of(values),
             init=init_of(values),
             positions=values["positions"],
@@ -144,6 +158,7 @@ class Experiment:
                 return cls.from_fields(values), problems
             except MhaError as error:
                 blamed = [error.field, *(name for suggestion in error.try_ for name, _ in suggestion.changes)]
+                blamed += ["source"] if values["source"] in ("pretrained", "checkpoint") else []  # it may not be there
                 wrong = next((name for name in blamed if name in given), given[-1])
                 given.remove(wrong)
                 values[wrong] = DEFAULTS[wrong]
@@ -156,11 +171,34 @@ def _record(names: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, An
     return {attribute: values[flat] for attribute, flat in names.items()}
 
 
-def source_of(values: Mapping[str, Any]) -> TextSource | RandomSource:
+def _free_of(source: FieldValue) -> tuple[str, ...]:
+    """The fields of the layer that a source leaves open."""
+    open_fields = {"pretrained": (*FREE, "scale"), "checkpoint": (*FREE, "scale", "rope_theta")}
+    return open_fields.get(str(source), CONFIG_FIELDS)
+
+
+_KINDS = {
+    "text": (TextSource, _TEXT),
+    "random": (RandomSource, _RANDOM),
+    "pretrained": (PretrainedSource, _PRETRAINED),
+    "checkpoint": (CheckpointSource, _CHECKPOINT),
+}
+
+
+def _source_fields(source: Source) -> dict[str, FieldValue]:
+    word, names = next((word, names) for word, (kind, names) in _KINDS.items() if isinstance(source, kind))
+    values: dict[str, FieldValue] = {"source": word} | {flat: getattr(source, name) for name, flat in names.items()}
+    return _source_fields(source.words) | values if isinstance(source, CheckpointSource) else values
+
+
+def source_of(values: Mapping[str, Any]) -> Source:
     """Build the input that flat fields describe; all of them have to be there."""
-    if values["source"] == "text":
-        return TextSource(**_record(_TEXT, values))
-    return RandomSource(**_record(_RANDOM, values))
+    kind, names = _KINDS[values["source"]]
+    record = _record(names, values)
+    if kind is CheckpointSource:
+        record["words"] = TextSource(**_record(_TEXT, values))
+    source: Source = kind(**record)
+    return source
 
 
 def mask_of(values: Mapping[str, Any]) -> MaskSpec:

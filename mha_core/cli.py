@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mha_core.commands import bench, cost, gradients, run, trace
+from mha_core.commands import bench, cost, gradients, inspect, run, trace
 from mha_core.commands.options import EXIT_BAD_INPUT, EXIT_FINE
 from mha_core.errors import MhaError
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "cost": (cost, "what each step costs: FLOPs, bytes and formulas, for any length"),
     "bench": (bench, "the engines side by side: agreement, time and memory on this machine"),
     "gradients": (gradients, "one backward pass: norms per parameter, head and tensor, and verdicts with their reason"),
+    "inspect": (inspect, "the attention layers of a checkpoint file: what follows, their numbers, what is odd"),
 }
 _NUMBER_STARTS = (*"0123456789.", "inf")
 

@@ -78,9 +78,10 @@ class AttentionConfig:
 
     Args:
         embed_dim: width E of query input and output.
-        num_heads: number of query heads H; must divide embed_dim. head_dim D = E / H.
+        num_heads: number of query heads H; must divide embed_dim, unless head_size is given.
         num_kv_heads: number of key/value heads Hkv; must divide num_heads. None means H (no grouping), 1 is
             multi-query (Shazeer 2019), anything between is grouped-query attention (Ainslie et al. 2023).
+        head_size: width D of one head where it is not E / H (LLaMA's head_dim, T5's d_kv); None means E / H.
         bias: whether the four projections add a bias.
         kdim, vdim: widths of the key and value inputs; None means embed_dim.
         dropout: probability, in [0, 1), that a weight is dropped in training.
@@ -99,6 +100,7 @@ class AttentionConfig:
     embed_dim: int = 512
     num_heads: int = 8
     num_kv_heads: int | None = None
+    head_size: int | None = None
     bias: bool = True
     kdim: int | None = None
     vdim: int | None = None
@@ -119,7 +121,12 @@ class AttentionConfig:
     @property
     def head_dim(self) -> int:
         """Width D of one head."""
-        return self.embed_dim // self.num_heads
+        return self.embed_dim // self.num_heads if self.head_size is None else self.head_size
+
+    @property
+    def joined_dim(self) -> int:
+        """Width H·D of the heads side by side; E, unless head_size says otherwise."""
+        return self.num_heads * self.head_dim
 
     @property
     def kv_heads(self) -> int:
@@ -146,7 +153,7 @@ class AttentionConfig:
         require_int("num_heads", self.num_heads, 1, MAX_HEADS)
         if self.num_kv_heads is not None:
             require_int("num_kv_heads", self.num_kv_heads, 1, MAX_HEADS)
-        for name, width in (("kdim", self.kdim), ("vdim", self.vdim)):
+        for name, width in (("head_size", self.head_size), ("kdim", self.kdim), ("vdim", self.vdim)):
             if width is not None:
                 require_int(name, width, 1, MAX_EMBED_DIM)
         if not isinstance(self.bias, bool):
@@ -161,13 +168,13 @@ class AttentionConfig:
 
     def _check_heads(self) -> None:
         quotient, remainder = divmod(self.embed_dim, self.num_heads)
-        if remainder:
+        if remainder and self.head_size is None:
             sum_ = f"{self.embed_dim} = {self.num_heads} x {quotient} + {remainder}"
             raise MhaError(
                 "num_heads",
                 self.num_heads,
                 f"a divisor of embed_dim {self.embed_dim}",
-                self._fitting_heads() + self._fitting_widths(),
+                self._fitting_heads() + self._fitting_widths() + [self._untied()],
                 problem=f"embed_dim {self.embed_dim} is not divisible by num_heads {self.num_heads} ({sum_})",
             )
         if self.num_heads % self.kv_heads:
@@ -204,16 +211,33 @@ class AttentionConfig:
         ungroup: dict[str, FieldValue] = {"num_kv_heads": None} if self.num_heads % self.kv_heads else {}
         return [Suggestion.of(embed_dim=width, **ungroup) for width in widths]
 
+    def _untied(self) -> Suggestion:
+        """Heads of a width of their own, about as wide as they would be."""
+        width = max(self._channels_per_turn, self.head_dim // self._channels_per_turn * self._channels_per_turn)
+        if self.num_heads % self.kv_heads:
+            return Suggestion.of(f"untie it: head_size {width}, num_kv_heads none", head_size=width, num_kv_heads=None)
+        return Suggestion.of(f"untie it: head_size {width}", head_size=width)
+
     def _check_rotary(self) -> None:
-        if self.rope_theta is not None and self.head_dim % 2:
+        if self.rope_theta is None or self.head_dim % 2 == 0:
+            return
+        unturned = Suggestion.of("no rotary positions", rope_theta=None, positions="none")
+        if self.head_size is not None:
             raise MhaError(
-                "rope_theta",
-                self.rope_theta,
-                "used with an even head_dim",
-                [*self._fitting_widths(), Suggestion.of("no rotary positions", rope_theta=None, positions="none")],
-                problem=f"rotary positions turn pairs of channels, but head_dim is {self.head_dim} "
-                f"(embed_dim {self.embed_dim} / num_heads {self.num_heads}), an odd number",
+                "head_size",
+                self.head_size,
+                "even where positions are rotary",
+                [*(Suggestion.of(head_size=size) for size in nearest_multiples(self.head_size, 2)), unturned],
+                problem=f"rotary positions turn pairs of channels, but head_size is {self.head_size}, an odd number",
             )
+        raise MhaError(
+            "rope_theta",
+            self.rope_theta,
+            "used with an even head_dim",
+            [*self._fitting_widths(), unturned],
+            problem=f"rotary positions turn pairs of channels, but head_dim is {self.head_dim} "
+            f"(embed_dim {self.embed_dim} / num_heads {self.num_heads}), an odd number",
+        )
 
     def _check_fused(self) -> None:
         if self.projection == "fused" and (self.key_dim, self.value_dim) != (self.embed_dim, self.embed_dim):

@@ -21,11 +21,13 @@ from mha_core.attention import MultiHeadAttention
 from mha_core.budget import budget_bytes, check_budget, run_bytes
 from mha_core.choices import Experiment
 from mha_core.config import AttentionConfig
-from mha_core.errors import MhaError, Suggestion
-from mha_core.init_schemes import InitSpec, generator_for, initial_weights
+from mha_core.errors import FieldValue, MhaError, Suggestion
+from mha_core.init_schemes import InitSpec, generator_for
 from mha_core.kernels import attention_scores, attention_weights, mask_scores, share_heads
 from mha_core.masks import MaskSizes, MaskSpec, build_mask
 from mha_core.sources.inputs import Inputs, Sizes, embed, measure, smaller_inputs
+from mha_core.sources.trained import PretrainedSource
+from mha_core.trained_layer import muted_in, starting_weights, surroundings
 
 __all__ = ["AttentionConfig", "Experiment", "InitSpec", "MaskSpec", "Run", "run"]
 
@@ -45,6 +47,7 @@ class Run:
         context: (B, H, Sq, D), what each head read.
         output: (B, Sq, E).
         forward_ms: wall time of projections, kernel and output, in milliseconds.
+        score_bias: what the layer adds to the scaled scores, (1 or B, H, Sq, Sk); None where it adds nothing.
     """
 
     experiment: Experiment
@@ -58,11 +61,12 @@ class Run:
     context: Tensor
     output: Tensor
     forward_ms: float
+    score_bias: Tensor | None = None
 
     @cached_property
     def scores(self) -> Tensor:
         """Scores before the mask, scaled, (B, H, Sq, Sk); computed when first asked for."""
-        return _scores(self.experiment, self.q, self.k)
+        return _scores(self.experiment, self.q, self.k, self.score_bias)
 
     @property
     def masked_scores(self) -> Tensor:
@@ -78,10 +82,12 @@ class Run:
 
 def build_layer(experiment: Experiment) -> MultiHeadAttention:
     """Build the layer with its initial weights, fill and dropout generator, in the experiment's number format."""
-    weights = initial_weights(experiment.attention, experiment.init, experiment.seed)
+    weights = starting_weights(experiment)
     layer = MultiHeadAttention.from_config(experiment.attention, weights)
     layer.fill = experiment.mask.fill
     layer.generator = generator_for(experiment.seed, "dropout")
+    if isinstance(experiment.source, PretrainedSource):
+        layer.muted_heads = muted_in(experiment, experiment.source.layer)
     return layer.to(experiment.torch_dtype).train(experiment.attention.dropout > 0)
 
 
@@ -95,10 +101,12 @@ def prepare(experiment: Experiment) -> Sizes:
     excess = needed_bytes(experiment, sizes) / budget_bytes()
     if excess > 1:
         keep = 0.9 / math.sqrt(excess)  # matrices grow with the square of the length
-        narrower = Suggestion.of(embed_dim=64 * experiment.attention.num_heads, kdim=None, vdim=None)
+        config = experiment.attention
+        tied: dict[str, FieldValue] = {} if config.head_size is None else {"head_size": None}
+        narrower = Suggestion.of(embed_dim=64 * config.num_heads, kdim=None, vdim=None, **tied)
         smaller = [*smaller_inputs(experiment.source, sizes, keep), narrower]
         check_budget(
-            experiment.attention,
+            config,
             sizes.batch,
             sizes.q_len,
             sizes.k_len,
@@ -139,10 +147,16 @@ def give(experiment: Experiment) -> Given:
         MhaError: as `prepare`, or the custom mask does not fit the lengths.
     """
     sizes = prepare(experiment)
+    layer, dtype = build_layer(experiment), experiment.torch_dtype
+    if isinstance(experiment.source, PretrainedSource):
+        around = surroundings(experiment)
+        layer.score_bias = None if around.score_bias is None else around.score_bias.to(dtype)
+        layer.rotary = around.rotary
+        return Given(sizes, Inputs(around.query, around.key, around.key).to(dtype), around.mask, layer)
     lengths = torch.tensor(sizes.k_tokens.lengths)
     mask = build_mask(experiment.mask, MaskSizes(sizes.batch, sizes.q_len, sizes.k_len, lengths))
     inputs = embed(experiment.source, sizes, experiment.attention, experiment.positions, experiment.seed)
-    return Given(sizes, inputs.to(experiment.torch_dtype), mask, build_layer(experiment))
+    return Given(sizes, inputs.to(dtype), mask, layer)
 
 
 @torch.no_grad()
@@ -161,15 +175,16 @@ def run(experiment: Experiment) -> Run:
         output = layer.merge(context)
         forward_ms = (time.perf_counter() - start) * 1e3
     if weights is None:
-        weights = attention_weights(_scores(experiment, q, k), mask, layer.fill, overwrite=True)
-    return Run(experiment, sizes, inputs, mask, q, k, v, weights, context, output, forward_ms)
+        scores = _scores(experiment, q, k, layer.score_bias)
+        weights = attention_weights(scores, mask, layer.fill, overwrite=True)
+    return Run(experiment, sizes, inputs, mask, q, k, v, weights, context, output, forward_ms, layer.score_bias)
 
 
 @torch.no_grad()
-def _scores(experiment: Experiment, q: Tensor, k: Tensor) -> Tensor:
+def _scores(experiment: Experiment, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     config = experiment.attention
     with precision(experiment):
-        return attention_scores(q, share_heads(k, config.num_heads), config.softmax_scale)
+        return attention_scores(q, share_heads(k, config.num_heads), config.softmax_scale, bias)
 
 
 def precision(experiment: Experiment) -> AbstractContextManager[Any]:

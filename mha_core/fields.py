@@ -19,9 +19,9 @@ import torch
 
 from mha_core import config, init_schemes, masks
 from mha_core.errors import FieldValue, MhaError, Suggestion
-from mha_core.sources import inputs, tokens
+from mha_core.sources import inputs, tokens, trained
 
-Kind = Literal["int", "float", "bool", "choice", "flags", "ints", "text", "matrix"]
+Kind = Literal["int", "float", "bool", "choice", "flags", "ints", "heads", "text", "matrix"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "autocast"]
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -173,6 +173,7 @@ _READERS: dict[str, Callable[[Field, str], FieldValue]] = {
     "flags": _read_flags,
     "ints": _read_ints,
     "text": _read_text,
+    "heads": lambda field, text: trained.parse_heads([w for w in text.split(",") if w.strip() not in ("", "none")]),
     "matrix": lambda field, text: masks.parse_custom(unpack_text(field.name, text)),
 }
 
@@ -197,10 +198,16 @@ _E, _H = config.MAX_EMBED_DIM, config.MAX_HEADS
 FIELDS: dict[str, Field] = {
     field.name: field
     for field in (
-        _choice("source", "input", ("text", "random"), "where the input comes from"),
+        _choice("source", "input", ("text", "random", "pretrained", "checkpoint"), "where the input comes from"),
         Field("text", "input", "text", tokens.DEFAULT_TEXT, "one sequence per line"),
         Field("memory_text", "input", "text", None, "a second text to attend to: cross-attention", optional=True),
         _choice("tokenizer", "input", get_args(tokens.Tokenizer), "what one token is"),
+        _choice(
+            "embeddings",
+            "input",
+            get_args(inputs.Embeddings),
+            "a random vector per token, or the raw row of a model's token table: no position, no layer norm",
+        ),
         _int("batch", "input", 2, 1, inputs.MAX_BATCH, "B, number of random sequences"),
         _int("q_len", "input", 16, 1, inputs.MAX_LENGTH, "Sq, number of random queries"),
         _int(
@@ -213,9 +220,17 @@ FIELDS: dict[str, Field] = {
             optional=True,
         ),
         _choice("distribution", "input", get_args(inputs.Distribution), "how random inputs are drawn"),
+        Field("model", "input", "text", "minilm", "a trained model: minilm, smollm2, a folder, or a name on the hub"),
+        _int("layer", "input", 0, 0, trained.MAX_LAYERS, "attention layer of the trained model, in the order it runs"),
+        Field("own_mask", "input", "bool", True, "keep the trained model's own mask"),
+        Field("replaced", "input", "flags", (), "matrices that the scheme draws anew", init_schemes.TARGETS),
+        Field("muted", "input", "heads", (), "heads of the trained model that say nothing, as 5.1,5.7 (layer.head)"),
+        _choice("reach", "input", get_args(trained.Reach), "whether edits change this layer, or all of its kind"),
+        Field("checkpoint", "input", "text", "", "a checkpoint file: the key of an upload, or a path"),
+        _int("checkpoint_layer", "input", 0, 0, trained.MAX_LAYERS, "attention layer among those found in the file"),
         _choice("positions", "input", get_args(inputs.Positions), "how a token knows its place"),
         _int("embed_dim", "model", 512, 1, _E, "E, width of the model"),
-        _int("num_heads", "model", 8, 1, _H, "H, query heads; must divide embed_dim"),
+        _int("num_heads", "model", 8, 1, _H, "H, query heads; must divide embed_dim, if D is not given"),
         _int(
             "num_kv_heads",
             "model",
@@ -225,6 +240,7 @@ FIELDS: dict[str, Field] = {
             "Hkv, key/value heads; none = num_heads, 1 = multi-query",
             optional=True,
         ),
+        _int("head_size", "model", None, 1, _E, "D, width of a head; none = embed_dim / num_heads", optional=True),
         _int("kdim", "model", None, 1, _E, "width of the key input; none = embed_dim", optional=True),
         _int("vdim", "model", None, 1, _E, "width of the value input; none = embed_dim", optional=True),
         Field("bias", "model", "bool", True, "add a bias in the four projections"),

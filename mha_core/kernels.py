@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ def untapped(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def attention_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Compute q kᵀ · scale. (..., Sq, D), (..., Sk, D) -> (..., Sq, Sk).
+def attention_scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """Compute q kᵀ · scale, plus a bias if there is one. (..., Sq, D), (..., Sk, D) -> (..., Sq, Sk).
 
     The scale is applied inside the product, before it is rounded: in float16 the raw product passes 65504 long before
     the scaled one, and a scaled copy of q would be one more pass over memory.
@@ -40,7 +40,8 @@ def attention_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     rows, columns = q.reshape(count, *q.shape[-2:]), k.reshape(count, *k.shape[-2:])
     nothing = q.new_empty(1, 1, 1)  # beta=0: what is added is not read
     scores = torch.baddbmm(nothing, rows, columns.transpose(1, 2), beta=0, alpha=scale)
-    return scores.view(*leading, q.shape[-2], k.shape[-2])
+    scores = scores.view(*leading, q.shape[-2], k.shape[-2])
+    return scores if bias is None else scores + bias
 
 
 def mask_scores(scores: Tensor, mask: Tensor | None, fill: Fill | float = "zero", *, overwrite: bool = False) -> Tensor:
@@ -156,7 +157,14 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """What a kernel needs besides q, k, v and the mask: scale, fill, dropout on the weights, and who looks on."""
+    """What a kernel needs besides q, k, v and the mask.
+
+    Attributes:
+        scale: factor on q kᵀ.
+        score_bias: added to the scaled scores, broadcastable to (B, H, Sq, Sk); None adds nothing.
+        fill: what replaces a hidden score. dropout: share of the weights that is dropped. generator: its randomness.
+        need_weights: whether the weights are wanted. tap: who looks on.
+    """
 
     scale: float
     fill: Fill | float = "zero"
@@ -164,6 +172,7 @@ class KernelCall:
     generator: torch.Generator | None = None
     need_weights: bool = True
     tap: Tap = untapped
+    score_bias: Tensor | None = None
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, KernelCall], tuple[Tensor, Tensor | None]]
@@ -173,12 +182,17 @@ def explicit_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the whole S x S matrix. Returns context (B, H, Sq, D) and weights (B, H, Sq, Sk)."""
-    scores = call.tap("scores", attention_scores(q, k, call.scale))
+    scores = call.tap("scores", attention_scores(q, k, call.scale, call.score_bias))
     masked = scores if mask is None else call.tap("masked", mask_scores(scores, mask, call.fill, overwrite=True))
     weights = call.tap("weights", softmax_weights(masked, mask, call.fill, overwrite=True))
     if call.dropout:
         weights = call.tap("dropped", drop_weights(weights, call.dropout, call.generator))
     return torch.matmul(weights.to(v.dtype), v), weights
+
+
+def _rows_of(per_query: Tensor | None, rows: slice) -> Tensor | None:
+    """Take some query rows of a mask or bias (..., Sq or 1, Sk); one row for all queries stays."""
+    return per_query if per_query is None or per_query.shape[-2] == 1 else per_query[..., rows, :]
 
 
 def chunked_kernel(
@@ -189,8 +203,8 @@ def chunked_kernel(
     kept: list[Tensor] = []
     for first in range(0, max(q.shape[-2], 1), CHUNK_ROWS):
         rows = slice(first, first + CHUNK_ROWS)
-        mask_rows = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
-        context, weights = explicit_kernel(q[..., rows, :], k, v, mask_rows, call)
+        row_call = replace(call, score_bias=_rows_of(call.score_bias, rows))
+        context, weights = explicit_kernel(q[..., rows, :], k, v, _rows_of(mask, rows), row_call)
         contexts.append(context)
         if call.need_weights and weights is not None:
             kept.append(weights)
@@ -214,6 +228,11 @@ def check_sdpa(fill: Fill | float, seeded_dropout: float) -> None:
         raise MhaError("dropout", seeded_dropout, "0 with kernel sdpa and a seed", try_, problem=problem)
 
 
+def _joined_mask(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Give the one matrix that the fused kernel takes: the bias, with -inf where the mask hides."""
+    return mask if bias is None else bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+
+
 def sdpa_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: KernelCall) -> tuple[Tensor, Tensor | None]:
     """Call torch's fused `scaled_dot_product_attention`, which never gives the weights.
 
@@ -229,6 +248,7 @@ def sdpa_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Kern
         mask = mask | empty_rows
     else:
         empty_rows = None
+    mask = _joined_mask(mask, call.score_bias)
     context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=call.dropout, scale=call.scale)
     return (context if empty_rows is None else context.masked_fill(empty_rows, 0.0)), None
 
@@ -263,6 +283,18 @@ def rotate_positions(tensor: Tensor, theta: float, first: int = 0) -> Tensor:
     length, width = tensor.shape[-2:]
     positions = torch.arange(first, first + length, dtype=torch.float64)
     angles = positions[:, None] * theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # (S, D/2)
-    cos, sin = (table.to(tensor.device, tensor.dtype) for table in (angles.cos(), angles.sin()))
-    left, right = tensor.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+    return turn_pairs(tensor, angles.cos(), angles.sin())
+
+
+def turn_pairs(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the channel pairs (d, d + R/2) of the first R channels; the others pass.
+
+    Args:
+        tensor: (..., S, D).
+        cos, sin: of the angles, broadcastable to (..., S, R/2).
+    """
+    cos, sin = (table.to(tensor.device, tensor.dtype) for table in (cos, sin))
+    width = 2 * cos.shape[-1]
+    left, right = tensor[..., :width].chunk(2, dim=-1)
+    turned = [left * cos - right * sin, left * sin + right * cos, tensor[..., width:]]
+    return torch.cat(turned if width < tensor.shape[-1] else turned[:2], dim=-1)

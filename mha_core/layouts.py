@@ -165,7 +165,7 @@ LAYOUTS: dict[str, Layout] = {
         ),
         _fused_layout(
             "torch_mha",
-            "[q | k | v]; wants kdim = vdim = embed_dim",
+            "[q | k | v]; wants kdim = vdim = H·D = embed_dim",
             "torch.nn.MultiheadAttention.in_proj_weight",
             "stacked",
             "in_proj_",

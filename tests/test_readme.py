@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mha_core.cli import main
 
@@ -23,6 +25,7 @@ def test_the_example_runs() -> None:
 @pytest.mark.parametrize("line", re.findall(r"^python -m mha_core (.+)$", README, re.MULTILINE))
 def test_the_commands_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    save_file(torch.nn.MultiheadAttention(64, 8).state_dict(), "CHECKPOINT.safetensors")
     if line.endswith("--help"):
         with pytest.raises(SystemExit) as left:
             main(shlex.split(line))

@@ -91,3 +91,25 @@ def count(name: str, label: str, highest: int) -> None:
     """Offer a number from 0 to the highest that there is now."""
     value = min(state.get(name), highest)
     st.number_input(label, 0, highest, value, width=150, **_wired(name, value))
+
+
+def pick_or_write(name: str, label: str, words: dict[str, str], placeholder: str) -> None:
+    """Offer a text field as a list of known values, in which another may be typed."""
+    value = state.get(name)
+    choices = list(dict.fromkeys([*words, value]))
+    st.selectbox(
+        label,
+        choices,
+        choices.index(value),
+        format_func=lambda choice: words.get(choice, choice),
+        accept_new_options=True,
+        placeholder=placeholder,
+        **_wired(name, value),
+    )
+
+
+def pick_words(name: str, label: str, words: Sequence[str], placeholder: str) -> None:
+    """Offer several of many words."""
+    value = list(state.get(name))
+    choices = list(dict.fromkeys([*words, *value]))
+    st.multiselect(label, choices, value, placeholder=placeholder, **_wired(name, value))

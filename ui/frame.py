@@ -7,31 +7,35 @@ another or do not fit in memory, the lesson is shown on top and the page goes on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import streamlit as st
 
-from mha_core.errors import MhaError
+from mha_core.errors import FieldValue, MhaError
 from mha_core.experiment import Experiment
-from ui import compute, panels, process, sidebar, state
+from ui import compute, compute_model, panels, process, sidebar, state
 
 # The default padding above the first line would push the picture off a laptop's screen.
 PAGE_STYLE = ".stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; }"
 
 
-def begin(title: str, question: str, *, below: str | None = None) -> None:
+def begin(title: str, question: str, *, below: str | None = None, **pinned: FieldValue) -> None:
     """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar.
 
     Args:
         below: what the page shows where the choices cannot be run; None where it is the last experiment that could.
+        pinned: fields that have a value of their own on this page.
     """
     if process.route_through_app():  # the first request of all reached the page directly
         st.rerun()
     process.settle()
     st.set_page_config(page_title=f"{title} · MHA Lab", layout="wide")
     st.html(f"<style>{PAGE_STYLE}</style>")
-    state.open_link(title)
+    state.open_link(title, pinned)
     st.subheader(f"{title} — {question}", anchor=False)
+    with contextlib.suppress(MhaError):  # a model that cannot be had is told by the notes
+        compute_model.ready(state.get("source"), state.get("model"))
     sidebar.draw()
     _fragment("notes", lambda: _notes(below))
 
@@ -69,8 +73,9 @@ def _notes(below: str | None) -> None:
 
 def _what_runs() -> tuple[Experiment, MhaError | None]:
     """Give the chosen experiment, or the last one that worked and the reason why the chosen one does not."""
-    experiment, error = state.current_experiment()
     try:
+        compute_model.ready(state.get("source"), state.get("model"))
+        experiment, error = state.current_experiment()
         compute.run_experiment(experiment)
     except MhaError as run_error:
         return state.last_good(), run_error

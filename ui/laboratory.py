@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import streamlit as st
+
 from mha_core.experiment import Experiment
 from ui import depth, gradients, matrices, state, training
 
+FRESH = ("matrices", "depth")  # benches that change the sizes, or stack layers
 WORDS = {
     "one_pass": "one backward pass",
     "schemes": "schemes side by side",
@@ -27,4 +30,6 @@ SECTIONS: dict[str, Callable[[Experiment], None]] = {
 
 def section(experiment: Experiment) -> None:
     """Draw the chosen bench."""
+    if state.get("lab") in FRESH and state.get("source") in ("pretrained", "checkpoint"):
+        st.caption("Layers of this size are drawn fresh here: the trained weights take no part.")
     SECTIONS[state.get("lab")](experiment)

@@ -22,13 +22,16 @@ from ui.view import PARTS_OF_VIEW, VIEW_FIELDS
 
 DEFAULT_SECOND_TEXT = "Das Tier überquerte die Straße nicht"
 # Fields that decide which other controls are shown: the whole page is drawn again.
-SHAPING = ("source", "text", "memory_text", "batch", "positions", "mask", "init", "projection")
+SHAPING = (
+    *("source", "text", "memory_text", "embeddings", "batch", "positions", "mask", "init", "projection"),
+    *("model", "replaced", "checkpoint", "real_view"),
+)
 ALL_FIELDS = FIELDS | VIEW_FIELDS
 _FIELDS, _PROBLEMS = "fields", "link_problems"
-_LAST_GOOD, _DRAFT, _PARTS, _PAGE = "last_good", "mask_draft", "page_parts", "page"
+_LAST_GOOD, _DRAFT, _PARTS, _PAGE, _PINNED = "last_good", "mask_draft", "page_parts", "page", "pinned"
 
 
-def open_link(page: str) -> None:
+def open_link(page: str, pinned: dict[str, FieldValue]) -> None:
     """Take over the address of a fresh session, and the one that "back" or "forward" brought.
 
     At any other time the address only follows: a rerun carries the address that the browser knew when it asked, which
@@ -36,6 +39,7 @@ def open_link(page: str) -> None:
     """
     if st.session_state.get(_PAGE) != page:
         st.session_state[_PAGE], st.session_state[_PARTS] = page, []
+    st.session_state[_PINNED] = pinned
     context = get_script_run_ctx()
     if _FIELDS not in st.session_state or (context is not None and context.is_history_navigation):
         query = st.query_params.to_dict()
@@ -61,8 +65,14 @@ def forget_problems() -> None:
 
 
 def get(name: str) -> Any:
-    """Give the value of a field."""
-    return st.session_state[_FIELDS][name]
+    """Give the value of a field on this page."""
+    pinned: dict[str, FieldValue] = st.session_state[_PINNED]
+    return pinned[name] if name in pinned else st.session_state[_FIELDS][name]
+
+
+def is_pinned(name: str) -> bool:
+    """Say whether a field has a value of its own on this page."""
+    return name in st.session_state[_PINNED]
 
 
 def put(**changes: FieldValue) -> None:
@@ -99,7 +109,7 @@ def _from_widget(name: str, value: Any) -> FieldValue:
     kind = ALL_FIELDS[name].kind
     if kind == "ints":
         return tuple(str(number) for number in sorted(value))
-    return tuple(value) if kind == "flags" else value
+    return tuple(value) if kind in ("flags", "heads") else value
 
 
 def take(name: str) -> None:
@@ -174,7 +184,7 @@ def take_event(key: str, event: str) -> Any:
 
 def chosen_fields() -> dict[str, FieldValue]:
     """Give the fields of the experiment as they are chosen, also where they contradict one another."""
-    return {name: st.session_state[_FIELDS][name] for name in DEFAULTS}
+    return {name: get(name) for name in DEFAULTS}
 
 
 def current_experiment() -> tuple[Experiment, MhaError | None]:

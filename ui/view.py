@@ -28,6 +28,7 @@ USUAL_ARRANGEMENTS = (
 )
 MAPS = ("maps", "large_map", "closer_look")
 RACE = RaceSetting()
+REAL_SORTS = ("layer", "induction", "previous", "first", "diagonal", "maximum", "relative_entropy")
 COST = ("cost_headline", "cost_bars", "cost_table", "cost_truth", "cost_growth", "cost_groups")
 
 
@@ -49,7 +50,7 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (_choice("colour", "how values become colours", ("fixed", "head", "log")), MAPS),
     (_choice("pooling", "what a cell of a pooled map keeps", ("max", "mean")), MAPS),
     (_count("head", "chosen head", 1023), MAPS),
-    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values", "lab")),
+    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values", "lab", "all_heads", "effects")),
     (
         _choice("panel", "what is shown below", ("none", "bars", "lines", "statistics", "similarity")),
         ("closer_look",),
@@ -124,6 +125,17 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (_flags("bench_dtypes", "number formats", BENCH_DTYPES, BENCH_DTYPES[:3]), ("agreement", *MEASURE)),
     (_count("bench_seconds", "time for each length and pass, shared by all variants; seconds", 60, 5, 1), MEASURE),
     (_choice("bench_shown", "number format in the plots", BENCH_DTYPES), MEASURE),
+    # Real models
+    (_choice("real_view", "what of real models is shown", ("heads", "effects", "checkpoint")), ()),
+    (_choice("real_sort", "which number of a head decides", tuple(REAL_SORTS)), ("all_heads",)),
+    (_count("real_least", "heads with a smaller number are left out; percent", 100), ("all_heads",)),
+    (_choice("real_maps", "which maps are shown", ("difference", "after", "before")), ("effects",)),
+    (_count("seen_layer", "attention layer of the checkpoint, in the order of the file", 4095), ("checkpoint",)),
+    (_count("seen_heads", "number of heads to read it with; 0: as it follows from the file", 1024), ("checkpoint",)),
+    (
+        _choice("seen_measure", "what is shown of every head", ("norm", "std", "largest", "rank", "kurtosis")),
+        ("checkpoint",),
+    ),
 )
 VIEW_FIELDS: dict[str, Field] = {field.name: field for field, _ in _VIEW}
 PARTS_OF_VIEW: dict[str, tuple[str, ...]] = {field.name: parts for field, parts in _VIEW}

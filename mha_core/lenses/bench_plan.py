@@ -7,7 +7,7 @@ Axes: B batch, H heads, Sq queries, Sk keys.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from mha_core.budget import KEPT_MATRICES, budget_bytes, run_bytes, spell_bytes
@@ -18,7 +18,7 @@ from mha_core.fields import TORCH_DTYPES
 from mha_core.kernels import CHUNK_ROWS
 from mha_core.lenses.bench_reference import Differences
 from mha_core.lenses.bench_timing import Timing, Warning
-from mha_core.lenses.bench_variants import Variant, variants, why_not
+from mha_core.lenses.bench_variants import Variant, one_headed, variants, why_not
 from mha_core.sources.inputs import MAX_LENGTH, Sizes
 from mha_core.sources.inputs import measure as measure_source
 from mha_core.sources.tokens import TokenBatch
@@ -160,7 +160,7 @@ def needed_bytes(variant: Variant, experiment: Experiment, sizes: Sizes, pass_: 
     """Estimate what measuring a variant takes, its float64 reference and the mask included."""
     config, lengths = experiment.attention, (sizes.batch, sizes.q_len, sizes.k_len)
     if variant.one_head:
-        config = replace(config, num_heads=1, num_kv_heads=None)
+        config = one_headed(config)
     itemsize, matrix = TORCH_DTYPES[variant.dtype].itemsize, sizes.batch * config.num_heads * sizes.q_len * sizes.k_len
     without = [run_bytes(config, *lengths, size) - size * KEPT_MATRICES * matrix for size in (itemsize, 8)]
     # Without weights torch's module may still take its own path over the whole matrix.
@@ -176,7 +176,9 @@ def needed_bytes(variant: Variant, experiment: Experiment, sizes: Sizes, pass_: 
 def refusal(variant: Variant, experiment: Experiment, sizes: Sizes, pass_: Pass) -> str:
     """Say why a variant is not measured at this size; empty where it is."""
     reason = why_not(variant, experiment)
+    if reason is not None:
+        return reason
     need, limit = needed_bytes(variant, experiment, sizes, pass_), budget_bytes()
-    if reason is None and need > limit:
+    if need > limit:
         return f"it would take {need:,} bytes ({spell_bytes(need)}), more than the budget of {spell_bytes(limit)}"
-    return reason or ""
+    return ""

@@ -29,7 +29,7 @@ TOLERANCE_REASON = (
     "Tolerance: 4 (u (1 + 2 m) + a √E) times the largest number of the reference. u is the unit roundoff of the number "
     "format: 6e-8 for float32, 4e-3 for bfloat16 and autocast. m is the largest |score|: a rounded score is off by u "
     "times itself, and the softmax turns that into a relative error of the weights. a is the roundoff of the running "
-    "sums over E channels, float32 at least, and such errors grow with √E."
+    "sums over E channels (H·D where that is more), float32 at least, and such errors grow with √E."
 )
 
 
@@ -106,12 +106,12 @@ def largest_difference(got: Tensor, expected: Tensor) -> float:
     return largest
 
 
-def relative_tolerance(dtype: Dtype, largest_score: float, embed_dim: int) -> float:
+def relative_tolerance(dtype: Dtype, largest_score: float, channels: int) -> float:
     """Give the tolerance relative to the largest number compared; see `TOLERANCE_REASON`."""
     rounded_to = torch.bfloat16 if dtype == "autocast" else TORCH_DTYPES[dtype]
     summed_in = torch.float32 if rounded_to in HALVES else rounded_to
     roundoff, of_sums = (torch.finfo(kind).eps / 2 for kind in (rounded_to, summed_in))
-    return SAFETY * (roundoff * (1 + 2 * largest_score) + of_sums * math.sqrt(embed_dim))
+    return SAFETY * (roundoff * (1 + 2 * largest_score) + of_sums * math.sqrt(channels))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class Differences:
 def compare(contender: Contender, truth: Reference, cotangent: Tensor | None) -> Differences:
     """Run a contender once, backward too where there is a cotangent, and compare it with the reference."""
     output, weights = contender.infer()
-    allowed = relative_tolerance(contender.dtype, truth.largest_score, contender.config.embed_dim)
+    channels = max(contender.config.embed_dim, contender.config.joined_dim)
+    allowed = relative_tolerance(contender.dtype, truth.largest_score, channels)
     gradients = None
     difference = largest_difference(output, truth.output)
     if cotangent is not None and truth.gradients is not None:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha_core.attention import MultiHeadAttention
-from mha_core.config import CHOICES, AttentionConfig, HeadSplit, Kernel, Projection
+from mha_core.config import CHOICES, MAX_EMBED_DIM, AttentionConfig, HeadSplit, Kernel, Projection
 from mha_core.experiment import Experiment
 from mha_core.fields import TORCH_DTYPES, Dtype
 from mha_core.kernels import share_heads
@@ -101,13 +101,19 @@ class Material:
         return self.mask is not None and not bool(self.mask.any(-1).all())
 
 
+def one_headed(config: AttentionConfig) -> AttentionConfig:
+    """Give the layer whose single head is as wide as all heads of another."""
+    width = None if config.head_size is None else config.joined_dim
+    return replace(config, num_heads=1, num_kv_heads=None, head_size=width)
+
+
 def config_of(variant: Variant, config: AttentionConfig) -> AttentionConfig:
     """Give the layer that a variant is, for the experiment's layer."""
-    heads = {"num_heads": 1, "num_kv_heads": None} if variant.one_head else {}
+    config = one_headed(config) if variant.one_head else config
     # Torch's own module keeps its matrices in its own way; its config says only the sizes.
     projection = variant.projection if variant.kind == "engine" else "separate"
     choices = {"projection": projection, "head_split": variant.head_split, "kernel": variant.kernel}
-    return replace(config, dropout=0.0, **(choices | heads))  # type: ignore[arg-type]  # names and words are literal
+    return replace(config, dropout=0.0, **choices)  # type: ignore[arg-type]  # names and words are literal
 
 
 def why_not(variant: Variant, experiment: Experiment, has_empty_rows: bool = False) -> str | None:
@@ -119,9 +125,11 @@ def why_not(variant: Variant, experiment: Experiment, has_empty_rows: bool = Fal
     rules = (
         (variant.one_head and config.num_heads == 1, "the experiment has one head already"),
         (variant.one_head and config.kv_heads != config.num_heads, "grouped heads have smaller k and v matrices"),
+        (variant.one_head and config.joined_dim > MAX_EMBED_DIM, f"a head may be {MAX_EMBED_DIM:,} wide at most"),
         (variant.one_head and config.scale is not None, "a given scale belongs to the width of the given heads"),
         (not is_peer and variant.projection == "fused" and is_wide, "one fused matrix needs kdim = vdim = embed_dim"),
         (is_torch and config.kv_heads != config.num_heads, "it has no grouped key/value heads"),
+        (is_torch and config.joined_dim != config.embed_dim, "its heads are always embed_dim / num_heads wide"),
         (
             is_torch and not math.isclose(config.softmax_scale, config.head_dim**-0.5),
             "its scale is always 1/sqrt(head_dim)",

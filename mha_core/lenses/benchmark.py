@@ -23,7 +23,6 @@ from torch import Tensor
 
 from mha_core.errors import MhaError
 from mha_core.experiment import Experiment
-from mha_core.init_schemes import initial_weights
 from mha_core.lenses.bench_memory import peak_extra_bytes
 from mha_core.lenses.bench_plan import DTYPES, PASSES, ROUNDS, Measurement, Pass, Plan, refusal, sizes_at
 from mha_core.lenses.bench_reference import Reference, compare, cotangent_for, reference
@@ -32,6 +31,7 @@ from mha_core.lenses.bench_variants import Contender, Material, Variant, build, 
 from mha_core.masks import MaskSizes, build_mask
 from mha_core.sources.inputs import Sizes, embed
 from mha_core.sources.inputs import measure as measure_source
+from mha_core.trained_layer import starting_weights
 
 __all__ = ["DTYPES", "PASSES", "Measurement", "Plan", "agreement", "latest", "machine", "measure"]
 
@@ -48,7 +48,7 @@ def material_for(experiment: Experiment, sizes: Sizes) -> Material:
     lengths = torch.tensor(sizes.k_tokens.lengths)
     mask = build_mask(experiment.mask, MaskSizes(sizes.batch, sizes.q_len, sizes.k_len, lengths))
     inputs = embed(experiment.source, sizes, experiment.attention, experiment.positions, experiment.seed)
-    weights = initial_weights(experiment.attention, experiment.init, experiment.seed)
+    weights = starting_weights(experiment)
     fill = "zero" if mask is None else experiment.mask.fill
     return Material(experiment.attention, fill, weights, inputs, mask, {})
 

@@ -1,8 +1,8 @@
 """The trace of a configuration that cannot run: up to the step that fails, with torch's error beside ours.
 
 The layer of this product refuses such a configuration before any tensor exists, so what runs here is the layer as it is
-commonly written: projections of width E, head_dim = embed_dim // num_heads, a view and a permute, the equation. It runs
-on the real input, on shapes alone where that would not fit in memory.
+commonly written: projections of width E, head_dim = embed_dim // num_heads (H·D and D where head_size is given), a view
+and a permute, the equation. It runs on the real input, on shapes alone where that would not fit in memory.
 
 Letters: see mha_core.lenses.steps.
 """
@@ -84,8 +84,8 @@ class _Given:
 
     @property
     def head_dim(self) -> int:
-        """Rounded down, as most code does."""
-        return int(self.fields["embed_dim"]) // self.heads
+        """Rounded down where it is not given, as most code does."""
+        return int(self.fields["head_size"] or self.fields["embed_dim"] // self.heads)
 
     def letters(self) -> dict[str, int]:
         """Give the value of every letter."""
@@ -134,7 +134,7 @@ def _up_to_failure(fields: Mapping[str, Any], error: MhaError) -> Trace:
         torch_error = str(failure)
     except _RefusedError:
         pass
-    setting = Setting.of(fields, given.sizes.is_cross, is_plain=True)
+    setting = Setting.of(fields, given.sizes.is_cross, is_plain=fields["head_size"] is None)
     steps = tuple(read_steps(do.recorder, setting))
     failure_ = Failure(do.doing, wording(do.doing, setting).operation, torch_error, error)
     return Trace(steps, given.letters(), do.recorder, failure=failure_)
@@ -182,17 +182,21 @@ def _give(fields: Mapping[str, Any]) -> _Given:
     Raises:
         MhaError: there is no input, or no weights to begin with.
     """
-    source, width, heads = source_of(fields), fields["embed_dim"], fields["num_heads"]
+    source, heads = source_of(fields), fields["num_heads"]
     sizes = measure(source)
-    one_head = AttentionConfig(width, 1, bias=fields["bias"], kdim=fields["kdim"], vdim=fields["vdim"])
-    squares = 12 * (heads - 1) * sizes.batch * sizes.q_len * sizes.k_len  # three S x S matrices for each further head
-    if run_bytes(one_head, sizes.batch, sizes.q_len, sizes.k_len) + squares > budget_bytes():
-        inputs, weights = _shapes(one_head, sizes)
+    # Heads of a width of their own need not fit E; otherwise one head of width E stands for all of them.
+    count = 1 if fields["head_size"] is None else heads
+    widths = {name: fields[name] for name in ("head_size", "bias", "kdim", "vdim")}
+    layer = AttentionConfig(fields["embed_dim"], count, **widths)
+    further = heads - count  # each with three S x S matrices
+    squares = 12 * further * sizes.batch * sizes.q_len * sizes.k_len
+    if run_bytes(layer, sizes.batch, sizes.q_len, sizes.k_len) + squares > budget_bytes():
+        inputs, weights = _shapes(layer, sizes)
     else:
-        inputs = embed(source, sizes, one_head, fields["positions"], fields["seed"])
-        weights = initial_weights(one_head, replace(init_of(fields), packed=False), fields["seed"])
+        inputs = embed(source, sizes, layer, fields["positions"], fields["seed"])
+        weights = initial_weights(layer, replace(init_of(fields), packed=False), fields["seed"])
     given = _Given(fields, sizes, inputs, weights, _mask(fields, sizes, inputs.query.device))
-    rows = given.kv_heads * given.head_dim if given.kv_heads != heads else width
+    rows = given.kv_heads * given.head_dim if given.kv_heads != heads else layer.joined_dim
     if fields["projection"] == "fused":  # one matrix, of the query's width
         weights = replace(weights, k=weights.q, v=weights.q)
     k, v = _rows(weights.k, rows), _rows(weights.v, rows)
@@ -208,14 +212,15 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
 
 def _shapes(config: AttentionConfig, sizes: Sizes) -> tuple[Inputs, AttentionWeights]:
     """Make inputs and weights without memory."""
-    width = config.embed_dim
+    width, joined = config.embed_dim, config.joined_dim
     with torch.device("meta"):
         query = torch.empty(sizes.batch, sizes.q_len, width)
         is_self = not sizes.is_cross and config.key_dim == width
         key = query if is_self else torch.empty(sizes.batch, sizes.k_len, config.key_dim)
         value = key if config.value_dim == config.key_dim else torch.empty(sizes.batch, sizes.k_len, config.value_dim)
-        matrices = [torch.empty(width, columns) for columns in (width, config.key_dim, config.value_dim, width)]
-        biases = [torch.empty(width) for _ in matrices] if config.bias else []
+        matrices = [torch.empty(joined, columns) for columns in (width, config.key_dim, config.value_dim)]
+        matrices.append(torch.empty(width, joined))
+        biases = [torch.empty(len(matrix)) for matrix in matrices] if config.bias else []
     return Inputs(query, key, value), AttentionWeights(*matrices, *biases)
 
 

@@ -26,10 +26,11 @@ from mha_core.attention import MultiHeadAttention
 from mha_core.budget import budget_bytes, run_bytes, spell_bytes
 from mha_core.choices import Experiment
 from mha_core.config import require_int
-from mha_core.errors import MhaError, Suggestion
+from mha_core.errors import FieldValue, MhaError, Suggestion
 from mha_core.init_schemes import MAX_SEED, generator_for, initial_weights
 from mha_core.masks import MaskSizes, build_mask
 from mha_core.sources.inputs import Sizes, embed, measure
+from mha_core.trained_layer import fresh_layer
 
 Norm = Literal["none", "pre", "post"]
 Region = Literal["dead", "vanishing", "healthy", "exploding"]
@@ -106,7 +107,8 @@ def _check(experiment: Experiment, layers: int) -> Sizes:
             f"{layers} layers of width {experiment.attention.embed_dim} need {need:,} bytes ({spell_bytes(need)}), "
             f"more than the budget of {spell_bytes(limit)}; {fewer} layers fit, or a smaller width"
         )
-        narrower = Suggestion.of(embed_dim=16 * experiment.attention.num_heads)
+        tied: dict[str, FieldValue] = {} if experiment.attention.head_size is None else {"head_size": None}
+        narrower = Suggestion.of(embed_dim=16 * experiment.attention.num_heads, **tied)
         raise MhaError("layers", layers, f"at most {fewer} here", [narrower], problem=problem)
     return measure(experiment.source)
 
@@ -240,7 +242,7 @@ def phase_cell(plan: PhasePlan, gain: float, layers: int, width: int) -> PhaseCe
         MhaError: the width does not fit the heads, or the stack the memory.
     """
     experiment = replace(
-        plan.experiment,
+        fresh_layer(plan.experiment),
         attention=replace(plan.experiment.attention, embed_dim=width, kdim=None, vdim=None),
         init=replace(plan.experiment.init, gain=gain),
     )

@@ -51,9 +51,10 @@ def seed_estimate(batch: int, seq_len: int, embed_dim: int, num_heads: int) -> i
     return projections + 2 * batch * num_heads * seq_len**2 * (embed_dim // num_heads)
 
 
-def kaplan_estimate(batch: int, seq_len: int, embed_dim: int) -> int:
-    """Count as Kaplan et al. 2020, table 1: 2·E·(3·E + E) for the projections and 2·S·E for attention, per token."""
-    return batch * seq_len * (2 * embed_dim * 4 * embed_dim + 2 * seq_len * embed_dim)
+def kaplan_estimate(batch: int, seq_len: int, embed_dim: int, joined_dim: int) -> int:
+    """Count as Kaplan et al. 2020, table 1, where d_attn is H·D: 2·E·(3 + 1)·H·D for the projections and 2·S·H·D for
+    attention, per token."""
+    return batch * seq_len * (2 * embed_dim * 4 * joined_dim + 2 * seq_len * joined_dim)
 
 
 def truth(cost: Cost) -> tuple[Count, ...]:
@@ -85,19 +86,13 @@ def _estimates(cost: Cost) -> tuple[Count, ...]:
     if not is_plain:
         why = "It knows one length, one width and no shared heads, so it does not speak of this layer."
         return tuple(Count(name, None, None, False, why) for name in names)
-    seed = seed_estimate(sizes.batch, sizes.q_len, config.embed_dim, config.num_heads)
-    kaplan = kaplan_estimate(sizes.batch, sizes.q_len, config.embed_dim)
-    half = "It counts attention as 2·S·E per token, half of what the two full products take: the causal half."
-    return (
-        Count(
-            names[0],
-            seed,
-            None,
-            False,
-            "The tutorial this project grew from leaves out weights·V, 2·B·H·S²·D FLOPs, and the backward.",
-        ),
-        Count(names[1], kaplan, 2 * kaplan, False, half),
-    )
+    seed, why = None, "It knows only heads of E / H channels, so it does not speak of this layer."
+    if config.joined_dim == config.embed_dim:
+        seed = seed_estimate(sizes.batch, sizes.q_len, config.embed_dim, config.num_heads)
+        why = "The tutorial this project grew from leaves out weights·V, 2·B·H·S²·D FLOPs, and the backward."
+    kaplan = kaplan_estimate(sizes.batch, sizes.q_len, config.embed_dim, config.joined_dim)
+    half = "It counts attention as 2·S·H·D per token, half of what the two full products take: the causal half."
+    return Count(names[0], seed, None, False, why), Count(names[1], kaplan, 2 * kaplan, False, half)
 
 
 def _counted(cost: Cost, closed: tuple[int, int]) -> tuple[Count, ...]:
@@ -110,9 +105,13 @@ def _counted(cost: Cost, closed: tuple[int, int]) -> tuple[Count, ...]:
         _compare("counter, explicit kernel", closed, _count_layer(cost, "explicit"), "It sees every product."),
         _compare("counter, fused kernel (SDPA)", closed, _count_layer(cost, "sdpa"), lacks),
     ]
+    lack = ""
     if cost.config.kv_heads != cost.config.num_heads:
-        why = "It has no shared key/value heads, so it cannot be this layer."
-        return (*found, Count("counter, nn.MultiheadAttention", None, None, False, why))
+        lack = "It has no shared key/value heads, so it cannot be this layer."
+    elif cost.config.joined_dim != cost.config.embed_dim:
+        lack = "Its heads always have E / H channels, so it cannot be this layer."
+    if lack:
+        return (*found, Count("counter, nn.MultiheadAttention", None, None, False, lack))
     for need_weights, why in (
         (True, "It forms the weights with plain products, which the counter sees."),
         (False, "It calls the fused kernel, whose two products are reported as 0."),

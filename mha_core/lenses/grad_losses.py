@@ -17,7 +17,7 @@ from mha_core.choices import Experiment
 from mha_core.errors import MhaError, Suggestion
 from mha_core.experiment import Given
 from mha_core.init_schemes import generator_for
-from mha_core.sources.inputs import Sizes, TextSource, token_vector
+from mha_core.sources.inputs import Sizes, TextSource, token_vectors
 
 NO_TARGET = -100  # what torch's cross-entropy leaves out
 
@@ -50,7 +50,7 @@ def read_out(experiment: Experiment, given: Given) -> ReadOut:
     if isinstance(experiment.source, TextSource):
         rows = {token: row for row, token in enumerate(dict.fromkeys(t for line in tokens.sequences for t in line))}
         width = experiment.attention.embed_dim
-        candidates = torch.stack([token_vector(token, width, experiment.seed) for token in rows])
+        candidates = token_vectors(experiment.source, list(rows), width, experiment.seed)
         numbers = [[rows[token] for token in line[1:]] for line in tokens.sequences]
     else:
         candidates = given.inputs.query

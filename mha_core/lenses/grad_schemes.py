@@ -12,6 +12,7 @@ from mha_core.choices import Experiment
 from mha_core.init_schemes import INIT_SCHEMES
 from mha_core.lenses.gradients import PARAMETERS, Gradients, backward
 from mha_core.lenses.verdicts import Verdict, healthy_experiment, judge_all
+from mha_core.trained_layer import with_init
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class SchemeRow:
 
 def with_scheme(experiment: Experiment, scheme: str) -> Experiment:
     """Give the experiment with another scheme for its targets."""
-    return replace(experiment, init=replace(experiment.init, scheme=scheme))
+    return with_init(experiment, replace(experiment.init, scheme=scheme))
 
 
 def scheme_row(found: Gradients, reference: Gradients) -> SchemeRow:

@@ -79,9 +79,18 @@ def head_stats(run: Run, sample: int = 0) -> tuple[HeadStats, ...]:
     2019, "What Does BERT Look At?", section 3.
     """
     rows = counted_rows(run, sample)
-    weights = _precise(run.weights[sample, :, rows])  # (H, R, Sk)
     allowed = run.allowed[sample, :, rows].sum(-1)  # (H, R)
-    own_key = rows + _diagonal_offset(run)  # (R,)
+    return describe_heads(run.weights[sample, :, rows], allowed, rows + _diagonal_offset(run))
+
+
+def describe_heads(weights: Tensor, allowed: Tensor, own_key: Tensor) -> tuple[HeadStats, ...]:
+    """Describe heads by some rows of their maps.
+
+    Args:
+        weights: (H, R, Sk). allowed: number of keys each row may attend to, (H, R).
+        own_key: (R,), the key that is the query's own token.
+    """
+    weights = _precise(weights)
     entropy = row_entropy(weights)  # (H, R)
     distance = (torch.arange(weights.shape[-1]) - own_key[:, None]).abs().to(weights.dtype)  # (R, Sk)
     columns = {

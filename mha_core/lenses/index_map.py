@@ -4,7 +4,7 @@
 sequence into H runs of S/H tokens instead of cutting every token's channels, so a "head" sees whole tokens of one part
 of the text. Nothing fails, and the values are others.
 
-Letters: B batch, S sequence, H heads, D head_dim, E = H·D.
+Letters: B batch, S sequence, H heads, D head_dim, E = H·D the channels that are split.
 """
 
 from __future__ import annotations

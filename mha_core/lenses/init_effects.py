@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mha_core.choices import Experiment
+from mha_core.config import MAX_HEADS
 from mha_core.experiment import Given, give
 from mha_core.init_schemes import TARGETS, InitSpec, generator_for
 from mha_core.kernels import attention_scores, attention_weights, share_heads
@@ -23,6 +24,7 @@ from mha_core.lenses.grad_schemes import SchemeRow, scheme_row
 from mha_core.lenses.gradients import backward
 from mha_core.lenses.head_stats import relative_entropy, row_entropy
 from mha_core.lenses.verdicts import healthy_experiment
+from mha_core.trained_layer import fresh_layer, with_init
 
 
 @dataclass(frozen=True)
@@ -88,19 +90,21 @@ def _relative_entropy(weights: Tensor, mask: Tensor | None) -> float:
 
 
 def scale_against_width(experiment: Experiment) -> tuple[ScalePoint, ...]:
-    """Cut the same width into ever fewer heads, and compare the scale 1/√D with none.
+    """Cut the same channels into ever fewer heads, and compare the scale 1/√D with none.
 
     Returns:
-        One point for every head width D, a power of two, that divides E and fits the rules; same weights throughout.
+        One point for every head width D, a power of two, that divides H·D and fits the rules, or the layer's own
+        where there is none; same weights throughout.
     """
     config = experiment.attention
-    widths = [2**power for power in range(config.embed_dim.bit_length()) if config.embed_dim % 2**power == 0]
-    widths = [width for width in widths if config.rope_theta is None or width % 2 == 0]
+    joined = config.joined_dim
+    widths = [2**power for power in range(joined.bit_length()) if joined % 2**power == 0]
+    widths = [width for width in widths if joined // width <= MAX_HEADS and (not config.rope_theta or width % 2 == 0)]
     points = []
-    for head_dim in widths:
-        heads = config.embed_dim // head_dim
-        cut = replace(config, num_heads=heads, num_kv_heads=None, scale=None, kernel="explicit")
-        given = give(replace(experiment, attention=cut))
+    for head_dim in widths or [config.head_dim]:
+        heads, size = joined // head_dim, None if config.head_size is None else head_dim
+        cut = replace(config, num_heads=heads, num_kv_heads=None, head_size=size, scale=None, kernel="explicit")
+        given = give(replace(fresh_layer(experiment), attention=cut))
         points.append(ScalePoint(head_dim, heads, spread(given, head_dim**-0.5), spread(given, 1.0)))
     return tuple(points)
 
@@ -131,7 +135,7 @@ def packed_against_blocks(experiment: Experiment) -> tuple[PackedRow, PackedRow]
         init = InitSpec(
             experiment.init.scheme if "xavier" in experiment.init.scheme else "xavier_uniform", packed=is_packed
         )
-        given = give(replace(experiment, attention=config, init=init))
+        given = give(replace(fresh_layer(experiment), attention=config, init=init))
         measured = given.layer.weights().q.detach().double().std(correction=0).item()
         found.append(PackedRow(way, measured, math.sqrt(2 / (config.embed_dim + fan_out)), spread(given)))
     return found[0], found[1]
@@ -161,8 +165,6 @@ def compare_targets(experiment: Experiment, loss: str = "sum") -> tuple[TargetRo
     init = replace(experiment.init, scheme=target_scheme(experiment))
     subsets = itertools.chain.from_iterable(itertools.combinations(TARGETS, size) for size in range(len(TARGETS) + 1))
     return tuple(
-        TargetRow(
-            targets, scheme_row(backward(replace(experiment, init=replace(init, targets=targets)), loss), reference)
-        )
+        TargetRow(targets, scheme_row(backward(with_init(experiment, replace(init, targets=targets)), loss), reference))
         for targets in subsets
     )

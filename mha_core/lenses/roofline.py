@@ -213,7 +213,8 @@ def _split(step: str, flops: int, closed: Cost, timed: dict[str, float]) -> list
 
 def _split_bias(closed: Cost, timed: dict[str, float]) -> list[tuple[str, int]]:
     config, sizes = closed.config, closed.sizes
-    queries = sizes.batch * sizes.q_len * config.embed_dim
+    queries = sizes.batch * sizes.q_len * config.joined_dim
+    outputs = sizes.batch * sizes.q_len * config.embed_dim
     keys = sizes.batch * sizes.k_len * config.kv_heads * config.head_dim
-    parts = {"q projection": queries, "k projection": keys, "v projection": keys, "output projection": queries}
+    parts = {"q projection": queries, "k projection": keys, "v projection": keys, "output projection": outputs}
     return [(step if step in timed else "q, k, v projection", count) for step, count in parts.items()]

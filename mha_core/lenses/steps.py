@@ -232,7 +232,7 @@ _WHY = {
     "dropped": "Some weights are set to zero, the others grow, so that the expected sum stays.",
     "context": "Each query reads a mixture of the values: S is summed away, D remains.",
     "context_permuted": "The heads go back beside the channels, so that they can be joined.",
-    "joined": "The heads side by side: E channels again.",
+    "joined": "The heads side by side: H·D channels, which is E unless heads have a width of their own.",
     "output": "The last matrix mixes the heads. The shape is that of the input, so layers can be stacked.",
 }
 

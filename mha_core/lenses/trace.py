@@ -10,7 +10,7 @@ Letters: see mha_core.lenses.steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -197,7 +197,7 @@ def trace(experiment: Experiment) -> Trace:
     """
     given, recorder = give(experiment), Recorder()
     forward(experiment, given, recorder)
-    setting = Setting.of(experiment.to_fields(), given.sizes.is_cross)
+    setting = Setting.of(asdict(experiment.attention), given.sizes.is_cross)
     values = letters(experiment.attention, given.sizes.batch, given.sizes.q_len, given.sizes.k_len)
     return Trace(tuple(read_steps(recorder, setting)), values, recorder, experiment)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,12 @@ class RaceSetting:
         for name in ("bias", "layer_norm"):
             if not isinstance(getattr(self, name), bool):
                 raise MhaError(name, getattr(self, name), "true or false")
-        AttentionConfig(self.embed_dim, self.num_heads)  # has the words for sizes that do not divide
+        try:
+            AttentionConfig(self.embed_dim, self.num_heads)
+        except MhaError as error:  # has the words for sizes that do not divide, and advice that is not for a race
+            own = {field.name for field in fields(self)}
+            try_ = [suggestion for suggestion in error.try_ if {name for name, _ in suggestion.changes} <= own]
+            raise MhaError(error.field, error.got, error.need, try_, problem=error.problem) from None
         if self.rules.distinct and self.vocab < self.length:
             problem = f"{self.task} needs {self.length} different tokens, but there are {self.vocab}"
             choices = [

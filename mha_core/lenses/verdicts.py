@@ -16,12 +16,13 @@ rate that suits Xavier then moves the parameter a hundred times too little or to
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mha_core.choices import Experiment
 from mha_core.init_schemes import InitSpec
 from mha_core.lenses.gradients import Flow, Gradients, backward
+from mha_core.trained_layer import with_init
 
 VerdictKind = Literal["dead", "vanishing", "healthy", "exploding", "by design"]
 VERDICTS: tuple[VerdictKind, ...] = ("dead", "vanishing", "healthy", "exploding", "by design")
@@ -113,7 +114,7 @@ class Verdict:
 
 def healthy_experiment(experiment: Experiment) -> Experiment:
     """Give the same experiment, started by Xavier-uniform with gain 1 everywhere."""
-    return replace(experiment, init=InitSpec(bias=experiment.init.bias))
+    return with_init(experiment, InitSpec(bias=experiment.init.bias))
 
 
 def healthy(found: Gradients) -> Gradients:

@@ -1,26 +1,29 @@
 """Inputs of the attention layer: embedded text or random numbers, as one `Inputs` record.
 
 Random embeddings are drawn per token from the seed and the token itself: the same token has the same vector in every
-text, at every place, in every process. Real token embeddings belong to the trained models, not here.
+text, at every place, in every process. Real ones are the rows of a trained model's token table (`vocabularies`), for
+that model's own tokens and width; padding is the row of the token that the model pads with.
 
 Axes: B batch, Sq queries, Sk keys, E width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from mha_core.config import AttentionConfig, require_choice, require_int
-from mha_core.errors import MhaError, Suggestion
+from mha_core.errors import FieldValue, MhaError, Suggestion
 from mha_core.init_schemes import generator_for
-from mha_core.sources.tokens import DEFAULT_TEXT, TokenBatch, Tokenizer, tokenise
+from mha_core.sources.tokens import DEFAULT_TEXT, PAD, TokenBatch, Tokenizer, tokenise
+from mha_core.sources.vocabularies import check_embeddings, vocabulary
 
 Positions = Literal["none", "sinusoidal", "rotary"]
+Embeddings = Literal["random", "minilm", "smollm2"]
 Distribution = Literal["normal", "uniform", "constant", "one_hot"]
 MAX_BATCH = 512
 MAX_LENGTH = 65_536
@@ -33,15 +36,18 @@ class TextSource:
     Args:
         text: the query side; also the key side unless `memory_text` is given.
         memory_text: a second text to attend to (cross-attention); one line serves every line of `text`.
-        tokenizer: "word" or "char".
+        tokenizer: "word", "char", "wordpiece" (of all-MiniLM-L6-v2) or "bpe" (of SmolLM2).
+        embeddings: "random" per token, or the token table of "minilm" (needs its "wordpiece" and E = 384) or "smollm2"
+            (needs its "bpe" and E = 576).
 
     Raises:
-        MhaError: not text, or an unknown tokenizer.
+        MhaError: not text, an unknown tokenizer or unknown embeddings.
     """
 
     text: str = DEFAULT_TEXT
     memory_text: str | None = None
     tokenizer: Tokenizer = "word"
+    embeddings: Embeddings = "random"
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -52,6 +58,7 @@ class TextSource:
         if self.memory_text is not None and not isinstance(self.memory_text, str):
             raise MhaError("memory_text", self.memory_text, "text, or none", [Suggestion.of(memory_text=None)])
         require_choice("tokenizer", self.tokenizer, get_args(Tokenizer))
+        require_choice("embeddings", self.embeddings, get_args(Embeddings))
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,27 @@ class Inputs:
         return Inputs(changed[id(self.query)], changed[id(self.key)], changed[id(self.value)])
 
 
-def measure(source: TextSource | RandomSource) -> Sizes:
+class TrainedSource(Protocol):
+    """An input that comes with its layer (mha_core.sources.trained)."""
+
+    def sizes(self) -> Sizes:
+        """Find its sizes."""
+
+    def as_text(self) -> TextSource:
+        """Give the text it reads."""
+
+    def stand_in(self) -> TextSource | RandomSource:
+        """Give an input of the same sizes that needs no model."""
+
+
+def measure(source: TextSource | RandomSource | TrainedSource) -> Sizes:
     """Find the sizes and labels of an input.
 
     Raises:
         MhaError: no token, or two texts whose numbers of lines do not fit.
     """
+    if not isinstance(source, TextSource | RandomSource):
+        return source.sizes()
     if isinstance(source, RandomSource):
         q_tokens = _numbered(source.batch, source.q_len)
         k_tokens = q_tokens if source.k_len is None else _numbered(source.batch, source.k_len)
@@ -152,13 +174,17 @@ def _numbered(batch: int, length: int) -> TokenBatch:
     return TokenBatch((tuple(map(str, range(length))),) * batch)
 
 
-def smaller_inputs(source: TextSource | RandomSource, sizes: Sizes, keep: float) -> list[Suggestion]:
+def smaller_inputs(source: TextSource | RandomSource | TrainedSource, sizes: Sizes, keep: float) -> list[Suggestion]:
     """Think of smaller inputs of the same kind, about `keep` times as long; whether they fit is not asked here."""
     if isinstance(source, RandomSource):
         q_len = max(1, int(sizes.q_len * keep))
         k_len = None if source.k_len is None else max(1, int(sizes.k_len * keep))
         return [Suggestion.of(f"{q_len:,} tokens", q_len=q_len, k_len=k_len), Suggestion.of(batch=1)]
-    suggestions = [Suggestion.of("words for tokens", tokenizer="word")] if source.tokenizer != "word" else []
+    source = source if isinstance(source, TextSource) else source.as_text()
+    suggestions = []
+    if source.tokenizer != "word":
+        random: dict[str, FieldValue] = {} if source.embeddings == "random" else {"embeddings": "random"}
+        suggestions = [Suggestion.of("words for tokens", tokenizer="word", **random)]
     lines = [line for line in source.text.splitlines() if line.strip()]
     if len(lines) > 1:
         suggestions.append(Suggestion((("text", lines[0]), ("memory_text", None)), "the first line only"))
@@ -171,13 +197,26 @@ def smaller_inputs(source: TextSource | RandomSource, sizes: Sizes, keep: float)
 
 
 def embed(
-    source: TextSource | RandomSource, sizes: Sizes, config: AttentionConfig, positions: Positions, seed: int
+    source: TextSource | RandomSource | TrainedSource,
+    sizes: Sizes,
+    config: AttentionConfig,
+    positions: Positions,
+    seed: int,
 ) -> Inputs:
-    """Draw the embeddings, float32; sinusoidal positions are added, rotary ones are left to the layer."""
+    """Draw or read the embeddings, float32; sinusoidal positions are added, rotary ones are left to the layer.
+
+    What a trained model gives its layers is `mha_core.trained_layer`; here a stand-in takes its place.
+
+    Raises:
+        MhaError: field "embeddings"; a model's token table with tokens or widths of another.
+    """
+    source = source if isinstance(source, TextSource | RandomSource) else source.stand_in()
+    if isinstance(source, TextSource):
+        check_embeddings(source.embeddings, source.tokenizer, config)
 
     def draw(tokens: TokenBatch, width: int, side: str) -> Tensor:
         if isinstance(source, TextSource):
-            vectors = _embed_tokens(tokens, width, seed)
+            vectors = _embed_tokens(source, tokens, width, seed)
         else:
             vectors = _draw_random(source, tokens, width, seed, side)
         return vectors + sinusoidal_positions(tokens.length, width) if positions == "sinusoidal" else vectors
@@ -195,11 +234,19 @@ def token_vector(token: str, width: int, seed: int) -> Tensor:
     return torch.randn(width, generator=generator_for(seed, "token", token))
 
 
-def _embed_tokens(tokens: TokenBatch, width: int, seed: int) -> Tensor:
+def token_vectors(source: TextSource, tokens: Sequence[str], width: int, seed: int) -> Tensor:
+    """Give the embedding of each token, (N, width), float32: drawn, or read from the model's token table."""
+    if source.embeddings == "random":
+        return torch.stack([token_vector(token, width, seed) for token in tokens])
+    trained = vocabulary(source.embeddings)
+    return trained.vectors([trained.pad if token == PAD else token for token in tokens])
+
+
+def _embed_tokens(source: TextSource, tokens: TokenBatch, width: int, seed: int) -> Tensor:
     """(B, S, width)."""
-    vocabulary = {token: row for row, token in enumerate(dict.fromkeys(t for line in tokens.padded for t in line))}
-    table = torch.stack([token_vector(token, width, seed) for token in vocabulary])  # (V, width)
-    rows = torch.tensor([[vocabulary[token] for token in line] for line in tokens.padded])  # (B, S)
+    rows_of = {token: row for row, token in enumerate(dict.fromkeys(t for line in tokens.padded for t in line))}
+    table = token_vectors(source, list(rows_of), width, seed)  # (V, width)
+    rows = torch.tensor([[rows_of[token] for token in line] for line in tokens.padded])  # (B, S)
     return table[rows]
 
 

@@ -1,7 +1,7 @@
 """Text to tokens: one line is one sequence, padded to the longest of the batch.
 
 Words and characters as a reader sees them (Unicode grapheme clusters, UAX 29), so that an emoji family, a flag or a
-letter with its accents is one token. Vocabularies of trained models are not here.
+letter with its accents is one token; or as a trained model reads it, by its vocabulary (`vocabularies`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Literal
 import regex
 
 from mha_core.errors import MhaError, Suggestion
+from mha_core.sources.vocabularies import vocabulary
 
-Tokenizer = Literal["word", "char"]
+Tokenizer = Literal["word", "char", "wordpiece", "bpe"]
 PAD = "[pad]"
 MAX_CHARACTERS = 100_000
 MAX_LINES = 512
@@ -40,7 +41,12 @@ def characters(line: str) -> list[str]:
     return [cluster if cluster.strip() else "␣" for cluster in _CLUSTER.findall(line)]
 
 
-TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"word": words, "char": characters}
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
+    "word": words,
+    "char": characters,
+    "wordpiece": lambda line: vocabulary("minilm").tokens(line),
+    "bpe": lambda line: vocabulary("smollm2").tokens(line),
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,11 @@ def tokenise(text: str, tokenizer: Tokenizer = "word", *, field: str = "text") -
 
     Args:
         text: any Unicode text; lines without a token are left out.
-        tokenizer: "word" or "char".
+        tokenizer: "word", "char", "wordpiece" or "bpe".
         field: the field to name in an error.
 
     Raises:
-        MhaError: no token at all, more than 100,000 characters or 512 lines.
+        MhaError: no token at all, more than 100,000 characters or 512 lines, or the vocabulary is not installed.
     """
     if len(text) > MAX_CHARACTERS:
         shorter = Suggestion(((field, text[:10_000]),), "the first 10,000 characters")

@@ -97,10 +97,11 @@ def wait_until_idle(page: Page) -> None:
 
 def pixels(page: Page) -> Pixels:
     """Read every map: (rows, columns, RGBA) each."""
-    return _read(canvases(page))
+    return read_canvases(canvases(page))
 
 
-def _read(pictures: Locator) -> Pixels:
+def read_canvases(pictures: Locator) -> Pixels:
+    """Read some canvases: (rows, columns, RGBA) each."""
     read = pictures.evaluate_all(_READ_PIXELS)
     return [np.frombuffer(base64.b64decode(data), np.uint8).reshape(rows, columns, 4) for rows, columns, data in read]
 
@@ -139,7 +140,7 @@ def large(page: Page) -> Locator:
 
 def large_pixels(page: Page) -> Pixels:
     """Read the large map's one picture: (rows, columns, RGBA)."""
-    return _read(page.locator(".large-map canvas"))
+    return read_canvases(page.locator(".large-map canvas"))
 
 
 def point_at(page: Page, row: int, column: int) -> str:

@@ -156,16 +156,19 @@ def mask_tensors(draw: st.DrawFn, batch: int, heads: int, q_len: int, k_len: int
 
 @st.composite
 def calls(draw: st.DrawFn, *, plain: bool = False) -> Call:
-    """A call of any shape; `plain` leaves out what torch.nn.MultiheadAttention has not (groups, rotary, scale)."""
+    """A call of any shape; `plain` leaves out what nn.MultiheadAttention has not (groups, rotary, scale, head_size)."""
     heads = draw(st.sampled_from((1, 2, 3, 4, 6)))
     rotary = not plain and draw(st.booleans())
     width = heads * draw(st.sampled_from((2, 4, 6) if rotary else (1, 2, 3, 5, 7)))
+    size = None if plain else draw(st.sampled_from((None, 2, 4, 14) if rotary else (None, 1, 3, 11)))
+    width += 0 if size is None else draw(st.sampled_from((0, 1)))
     kv_heads = heads if plain else draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
     kind = draw(st.sampled_from(("self", "memory", "three", "widths")))
     config = AttentionConfig(
         embed_dim=width,
         num_heads=heads,
         num_kv_heads=None if kv_heads == heads else kv_heads,
+        head_size=size,
         bias=draw(st.booleans()),
         kdim=draw(st.sampled_from((5, 11))) if kind == "widths" else None,
         vdim=draw(st.sampled_from((None, 7))) if kind == "widths" else None,

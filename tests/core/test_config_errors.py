@@ -38,7 +38,7 @@ def test_the_sentence_of_the_design() -> None:
     error = mistake(embed_dim=512, num_heads=7)
     assert str(error) == (
         "embed_dim 512 is not divisible by num_heads 7 (512 = 7 x 73 + 1). "
-        "Try num_heads 4 or 8, or embed_dim 511 or 518."
+        "Try num_heads 4 or 8, or embed_dim 511 or 518, or untie it: head_size 73."
     )
     assert (error.field, error.got, error.need) == ("num_heads", 7, "a divisor of embed_dim 512")
     assert [dict(s.changes) for s in error.try_] == [
@@ -46,6 +46,7 @@ def test_the_sentence_of_the_design() -> None:
         {"num_heads": 8},
         {"embed_dim": 511},
         {"embed_dim": 518},
+        {"head_size": 73},
     ]
     assert getattr(error, "try") == error.try_
     assert isinstance(error, ValueError)
@@ -53,7 +54,7 @@ def test_the_sentence_of_the_design() -> None:
         "field": "num_heads",
         "got": 7,
         "need": "a divisor of embed_dim 512",
-        "try": ["num_heads 4", "num_heads 8", "embed_dim 511", "embed_dim 518"],
+        "try": ["num_heads 4", "num_heads 8", "embed_dim 511", "embed_dim 518", "untie it: head_size 73"],
         "message": str(error),
     }
 
@@ -70,8 +71,9 @@ def test_every_suggestion_for_heads_works(embed_dim: int, num_heads: int) -> Non
     assert f"({embed_dim} = {num_heads} x {quotient} + {remainder})" in str(error)
     assert error.try_
     for config in repaired({"embed_dim": embed_dim, "num_heads": num_heads}, error):
-        assert (config.embed_dim == embed_dim) != (config.num_heads == num_heads), "one thing is changed"
-        assert config.head_dim * config.num_heads == config.embed_dim
+        kept = (config.embed_dim == embed_dim) + (config.num_heads == num_heads) + (config.head_size is None)
+        assert kept == 2, "one thing is changed"
+        assert (config.head_dim * config.num_heads == config.embed_dim) == (config.head_size is None)
 
 
 @FAST

@@ -38,6 +38,7 @@ WEIRD = [
     "é" * 300,
     "null",
 ]
+TRAINED = ("model", "layer", "own_mask", "replaced", "muted", "reach", "checkpoint", "checkpoint_layer")
 
 texts = st.sampled_from(WEIRD) | st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -59,7 +60,12 @@ def experiments(draw: st.DrawFn) -> Experiment:
     width = 2 * heads * draw(st.integers(1, 99))
     projection = choice("projection")
     widths = st.none() if projection == "fused" else st.none() | st.integers(1, 16_384)
-    text = TextSource(draw(texts), draw(st.none() | texts), choice("tokenizer"))
+    embeddings = choice("embeddings")
+    tokenizer = choice("tokenizer")
+    if embeddings != "random":  # a model's token table belongs to its tokens and its width
+        tokenizer, width, heads = {"minilm": ("wordpiece", 384, 12), "smollm2": ("bpe", 576, 9)}[embeddings]
+        widths = st.none() | st.just(width)
+    text = TextSource(draw(texts), draw(st.none() | texts), tokenizer, embeddings)
     k_len = draw(st.none() | st.integers(1, 65_536))
     random_source = RandomSource(draw(st.integers(1, 512)), draw(st.integers(1, 65_536)), k_len, choice("distribution"))
     custom = draw(st.none() | bits.map(tuple))
@@ -70,6 +76,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
             embed_dim=width,
             num_heads=heads,
             num_kv_heads=draw(st.sampled_from([None] + [n for n in range(1, heads + 1) if heads % n == 0])),
+            head_size=draw(st.none() | st.integers(1, 8_192).map(lambda half: 2 * half)),
             bias=draw(st.booleans()),
             kdim=draw(widths),
             vdim=draw(widths),
@@ -118,7 +125,8 @@ def test_round_trips_are_exact(experiment: Experiment) -> None:
 @given(experiments())
 def test_flat_fields_are_the_declared_ones_and_links_hold_only_differences(experiment: Experiment) -> None:
     fields = experiment.to_fields()
-    other = {"text", "memory_text", "tokenizer"} if fields["source"] == "random" else {"batch", "q_len", "k_len"}
+    of_text, of_random = {"text", "memory_text", "tokenizer", "embeddings"}, {"batch", "q_len", "k_len"}
+    other = {*(of_text if fields["source"] == "random" else of_random), *TRAINED}
     assert set(FIELDS) - set(fields) - {"distribution"} == other - {"distribution"}
     assert set(fields) <= set(FIELDS)
     link = dict(parse_qsl(experiment.to_query(), keep_blank_values=True))

@@ -96,6 +96,7 @@ def test_limits_of_texts() -> None:
         ({"text": None}, "text"),
         ({"memory_text": 5}, "memory_text"),
         ({"tokenizer": "x"}, "tokenizer"),
+        ({"embeddings": "x"}, "embeddings"),
     ],
 )
 def test_text_sources_are_checked(choices: dict[str, object], field: str) -> None:

@@ -45,7 +45,7 @@ def plain_pass(experiment: Experiment, loss: Callable[[Tensor], Tensor]) -> Plai
     drawn = initial_weights(config, experiment.init, experiment.seed)
     names = ("q", "k", "v", "out", "q_bias", "k_bias", "v_bias", "out_bias")
     w = {n: getattr(drawn, n).double().requires_grad_() for n in names if getattr(drawn, n) is not None}
-    depth, group = config.embed_dim // config.num_heads, config.num_heads // config.kv_heads
+    depth, group = len(w["q"]) // config.num_heads, config.num_heads // config.kv_heads
 
     def project(x: Tensor, name: str) -> Tensor:
         flat = x.double() @ w[name].T + (w[f"{name}_bias"] if config.bias else 0)

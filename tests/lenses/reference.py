@@ -91,7 +91,7 @@ def reference(result: Run) -> Reference:
     w = initial_weights(config, result.experiment.init, result.experiment.seed)
     query, key, value = (t.double().numpy() for t in (result.inputs.query, result.inputs.key, result.inputs.value))
     (batch, q_len, _), k_len = query.shape, key.shape[1]
-    depth, group = config.embed_dim // config.num_heads, config.num_heads // config.kv_heads
+    depth, group = len(w.q) // config.num_heads, config.num_heads // config.kv_heads
     allowed = allowed_cells(result)
     scores = np.zeros((batch, config.num_heads, q_len, k_len))
     weights, output = np.zeros_like(scores), np.zeros((batch, q_len, config.embed_dim))

@@ -40,6 +40,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fill": RANDOM | {"embed_dim": 30, "num_heads": 5, "mask": ("causal",), "fill": "-1e4"},
     "interleaved": RANDOM | {"embed_dim": 30, "num_heads": 5, "projection": "fused", "qkv_layout": "interleaved"},
     "dropout": RANDOM | {"embed_dim": 30, "num_heads": 5, "dropout": 0.5, "bias": False},
+    "untied": RANDOM | {"embed_dim": 13, "num_heads": 3, "head_size": 7, "mask": ("causal",)},
 }
 
 
@@ -170,6 +171,7 @@ def test_the_numbers_of_the_table_are_those_of_torch() -> None:
         ("widths", Variant(projection="fused"), "kdim = vdim = embed_dim"),
         ("fill", Variant(kernel="sdpa", need_weights=False), "not with -1e4"),
         ("fill", Variant("nn.MultiheadAttention", "fused"), "not with -1e4"),
+        ("untied", Variant("nn.MultiheadAttention", "fused"), "its heads are always embed_dim / num_heads wide"),
     ],
 )
 def test_what_a_variant_cannot_express_is_named(name: str, variant: Variant, reason: str) -> None:

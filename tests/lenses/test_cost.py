@@ -26,6 +26,8 @@ LAYERS: tuple[dict[str, Any], ...] = (
     {"embed_dim": 30, "num_heads": 3, "projection": "fused"},
     {"embed_dim": 60, "num_heads": 6, "num_kv_heads": 2, "projection": "fused", "qkv_layout": "interleaved"},
     {"embed_dim": 30, "num_heads": 3, "head_split": "einops", "rope_theta": 100.0},
+    {"embed_dim": 13, "num_heads": 6, "num_kv_heads": 2, "head_size": 7, "kdim": 11},
+    {"embed_dim": 41, "num_heads": 3, "head_size": 2, "projection": "fused", "qkv_layout": "interleaved"},
 )
 SIZES = ((1, 1, 1), (2, 7, 7), (3, 11, 5), (1, 2, 13))
 

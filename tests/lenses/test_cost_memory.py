@@ -69,8 +69,8 @@ def test_every_grouping_against_a_layer_that_has_it() -> None:
 def more_attention_than_projections(config: AttentionConfig, length: float, keys_per_query: float) -> bool:
     """Written per multiply-add, head by head, apart from the lens."""
     per_head = 2 * config.head_dim * keys_per_query
-    kv_channels = config.embed_dim * config.kv_heads // config.num_heads
-    projections = 2 * config.embed_dim**2 + kv_channels * (config.key_dim + config.value_dim)
+    channels, kv_channels = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
+    projections = 2 * config.embed_dim * channels + kv_channels * (config.key_dim + config.value_dim)
     return length * config.num_heads * per_head > length * projections
 
 
@@ -90,6 +90,7 @@ def bisect(config: AttentionConfig, *, causal: bool) -> float:
         {"embed_dim": 35, "num_heads": 5},
         {"embed_dim": 36, "num_heads": 6, "num_kv_heads": 2},
         {"embed_dim": 36, "num_heads": 6, "num_kv_heads": 1, "kdim": 13, "vdim": 17},
+        {"embed_dim": 37, "num_heads": 6, "num_kv_heads": 2, "head_size": 11},
     ],
     ids=str,
 )
@@ -104,6 +105,8 @@ def test_the_crossing_of_plain_self_attention() -> None:
     """Twice the width over the full square; four times, less one, for the causal half."""
     found = crossing(AttentionConfig(embed_dim=34, num_heads=2))
     assert (found.full_square, found.causal_half) == (68, 135)
+    untied = crossing(AttentionConfig(embed_dim=34, num_heads=3, head_size=7))
+    assert (untied.full_square, untied.causal_half) == (68, 135), "the width of the heads cancels"
 
 
 def test_growth_meets_at_the_crossing_and_marks_the_own_length() -> None:

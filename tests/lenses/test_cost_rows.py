@@ -46,6 +46,7 @@ def layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, int, bool]:
         "embed_dim": heads * draw(st.sampled_from((2, 4, 6) if rotary else (1, 2, 3, 5, 7))),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
+        "head_size": draw(st.sampled_from((None, 2, 10) if rotary else (None, 1, 11))),
         "bias": draw(st.booleans()),
         "rope_theta": 100.0 if rotary else None,
         "kernel": draw(st.sampled_from(("explicit", "explicit", "chunked"))),
@@ -244,9 +245,11 @@ def letters(config: AttentionConfig, sizes: CostSizes) -> dict[str, int]:
     return named | {"P": sizes.pairs}
 
 
-def test_formulas_in_letters_give_the_numbers() -> None:
+@pytest.mark.parametrize("head_size", [None, 10])
+def test_formulas_in_letters_give_the_numbers(head_size: int | None) -> None:
     """The formula that is shown, read as arithmetic, is the number beside it, dense and needed."""
-    chosen = experiment(**LAYER, kdim=13, vdim=17, positions="rotary", mask=("causal",), dropout=0.1)
+    layer = LAYER | {"head_size": head_size, "kdim": 13, "vdim": 17}
+    chosen = experiment(**layer, positions="rotary", mask=("causal",), dropout=0.1)
     found = cost(chosen)
     names = letters(found.config, found.sizes)
     for row in found.rows:

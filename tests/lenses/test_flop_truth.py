@@ -70,6 +70,7 @@ def test_kaplan_counts_half_the_square() -> None:
         PLAIN | {"kernel": "sdpa", "mask": ("causal",)},
         PLAIN | {"embed_dim": 40, "num_kv_heads": 2, "positions": "rotary", "projection": "fused"},
         PLAIN | {"k_len": 11, "kdim": 13, "vdim": 17, "bias": False},
+        PLAIN | {"embed_dim": 43, "head_size": 13, "projection": "fused"},
         {"batch": 1, "q_len": 16_384, "embed_dim": 512, "num_heads": 8},
     ],
     ids=str,
@@ -127,6 +128,18 @@ def test_what_cannot_speak_of_the_layer_says_so() -> None:
         assert found[name].forward is None
         assert not found[name].agrees
         assert "shared" in found[name].why
+
+
+def test_untied_heads_are_not_everybodys() -> None:
+    """H·D = 52 is not E = 44: Kaplan's table has d_attn for it, the article and torch's module have nothing."""
+    found = counts(**PLAIN, head_size=13)
+    for name in ("seed article, count_flops", "counter, nn.MultiheadAttention"):
+        assert found[name].forward is None
+        assert not found[name].agrees
+        assert "E / H channels" in found[name].why
+    kaplan = found["Kaplan et al. 2020, table 1"]
+    assert (kaplan.forward, kaplan.backward) == (3 * 7 * (2 * 44 * 4 * 52 + 2 * 7 * 52), 2 * kaplan.forward)
+    assert counts(**PLAIN, head_size=11) == counts(**PLAIN)
 
 
 def test_shared_state_is_left_as_it_was() -> None:

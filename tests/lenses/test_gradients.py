@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mha_core import Experiment, MhaError
@@ -18,6 +19,7 @@ from mha_core.lenses.bench_memory import peak_extra_bytes
 from mha_core.lenses.grad_losses import LOSSES
 from mha_core.lenses.gradients import Gradients, backward, backward_bytes
 from mha_core.sources.inputs import embed, measure, token_vector
+from mha_core.sources.weight_packages import find_folder, find_weights
 from tests.lenses.plain_layer import PlainPass, plain_pass
 
 SMALL: dict[str, Any] = {"text": "one two three four five six seven", "embed_dim": 30, "num_heads": 5}
@@ -31,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fused interleaved": {"projection": "fused", "qkv_layout": "interleaved", "num_kv_heads": 1},
     "einops, chunked": {"head_split": "einops", "kernel": "chunked", "mask": ("causal",)},
     "sdpa": {"kernel": "sdpa", "mask": ("causal",)},
+    "untied": {"embed_dim": 31, "num_heads": 3, "head_size": 7, "init_bias": "torch_default"},
     "grouped": {"embed_dim": 42, "num_heads": 6, "num_kv_heads": 2, "init_bias": "torch_default"},
     "batch, padding, causal": BATCH | {"mask": ("padding", "causal")},
     "an empty row": {"mask": ("custom",), "custom_mask": ("0000000", *("1101011",) * 6)},
@@ -226,6 +229,22 @@ def test_next_token_of_random_input_names_positions() -> None:
         return -torch.stack(picked).mean()
 
     same(backward(chosen, "next_token"), plain_pass(chosen, loss))
+
+
+def test_next_token_of_trained_embeddings_names_rows_of_the_token_table() -> None:
+    fields = {"text": "the cat saw the dog", "tokenizer": "wordpiece", "embeddings": "minilm"} | DOUBLE
+    chosen = Experiment.from_fields(fields | {"embed_dim": 384, "num_heads": 3})
+    vocabulary = (find_folder("minilm") / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    rows = load_file(find_weights("minilm"))["embeddings.word_embeddings.weight"].double()
+    candidates = rows[[vocabulary.index(word) for word in ("the", "cat", "saw", "dog")]]
+
+    def loss(output: Tensor) -> Tensor:
+        logits = output[0, :4] @ candidates.T / math.sqrt(384)
+        return F.cross_entropy(logits, torch.tensor([1, 2, 0, 3]))
+
+    found, plain = backward(chosen, "next_token"), plain_pass(chosen, loss)
+    assert found.loss_value == pytest.approx(plain.loss.item(), rel=1e-10)
+    same(found, plain)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "autocast"])

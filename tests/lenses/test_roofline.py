@@ -58,6 +58,10 @@ def test_the_shortest_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             "q, k, v projection,rotary,share k, v,q·kᵀ,mask,softmax,dropout,weights·v,join heads,output projection",
         ),
         ({"projection": "fused", "k_len": 7}, "q, k, v projection,q·kᵀ,softmax,weights·v,join heads,output projection"),
+        (
+            {"embed_dim": 25, "head_size": 7},
+            "q projection,k projection,v projection,q·kᵀ,softmax,weights·v,join heads,output projection",
+        ),
         ({"kernel": "sdpa"}, "q projection,k projection,v projection,sdpa kernel,join heads,output projection"),
         (
             {"kernel": "chunked", "q_len": 300, "mask": ("causal",)},

@@ -39,6 +39,7 @@ def experiments() -> st.SearchStrategy[Experiment]:
             width,
             kv_heads * groups,
             num_kv_heads=kv_heads,
+            head_size=draw(st.sampled_from([None, None, 26])),
             bias=draw(st.booleans()),
             kdim=None if fused else draw(st.sampled_from([None, 17, width])),
             vdim=None if fused else draw(st.sampled_from([None, 19])),

@@ -267,6 +267,8 @@ def test_settings_that_make_no_race_are_refused(change, words):
     with pytest.raises(MhaError) as caught:
         RaceSetting(**change)
     assert words in str(caught.value).replace(", or length", " or length")
+    for suggestion in caught.value.try_:
+        RaceSetting(**change | dict(suggestion.changes))
 
 
 def test_nobody_can_start_an_hour_of_work():

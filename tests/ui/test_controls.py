@@ -6,6 +6,7 @@ the same answer of the page.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 from mha_core import Experiment, run
 from mha_core.fields import FIELDS
+from tests.core.small_models import MAKERS, save
+from tests.lenses.checkpoints import bert, write
 from tests.ui.page import grid, large_map, open_page, press, set_widget, shown, whole
 
 BASE: dict[str, Any] = {"text": "one two three four", "embed_dim": 24, "num_heads": 4}
@@ -24,6 +27,10 @@ MOVES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("text", "red green\nblue yellow pink", {}),
     ("memory_text", "rot grün", CROSS),
     ("tokenizer", "char", {}),
+    ("tokenizer", "wordpiece", {"text": "unbelievable tokens"}),
+    ("tokenizer", "bpe", {"text": "unbelievable tokens"}),
+    ("embeddings", "minilm", {"tokenizer": "wordpiece", "embed_dim": 384}),
+    ("embeddings", "smollm2", {"tokenizer": "bpe", "embed_dim": 576, "kdim": 576}),
     ("batch", 3, RANDOM),
     ("q_len", 7, RANDOM),
     ("k_len", 5, RANDOM),
@@ -33,6 +40,7 @@ MOVES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("num_heads", 2, {}),
     ("embed_dim", 40, {}),
     ("num_kv_heads", 2, {}),
+    ("head_size", 7, {}),
     ("kdim", 11, {}),
     ("vdim", 13, {}),
     ("bias", False, {"init_bias": "torch_default"}),
@@ -61,6 +69,18 @@ MOVES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
 )
 
 
+GIVEN: dict[str, Any] = {"source": "pretrained", "text": "the cat sat on the mat"}
+LAYER_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model": ("minilm", GIVEN),
+    "layer": (1, GIVEN),
+    "own_mask": (False, GIVEN),
+    "replaced": (("q", "v"), GIVEN | {"init": "orthogonal"}),
+    "muted": (("0.1", "1.2"), GIVEN | {"layer": 1}),
+    "reach": ("all", GIVEN | {"scale": 0.1, "layer": 1}),
+    "checkpoint_layer": (1, {"source": "checkpoint"}),
+}
+
+
 def opened(**fields: Any) -> Any:
     return open_page(**{name: FIELDS[name].write(value) for name, value in fields.items()})
 
@@ -79,7 +99,21 @@ def check(page: Any, expected: Experiment) -> None:
 
 
 def test_every_field_has_its_control() -> None:
-    assert {name for name, _, _ in MOVES} == set(FIELDS)
+    assert {name for name, _, _ in MOVES} | set(LAYER_MOVES) | {"checkpoint"} == set(FIELDS)
+
+
+@pytest.mark.parametrize("name", LAYER_MOVES)
+def test_moving_a_control_of_a_given_layer(name: str, tmp_path: Path) -> None:
+    """Those that only a layer of a trained model or of a checkpoint has; a checkpoint itself is uploaded."""
+    value, first = LAYER_MOVES[name]
+    if first["source"] == "checkpoint":
+        first = first | {"checkpoint": str(write(tmp_path, bert())), "num_heads": 5}
+    else:
+        first = {"model": str(save(MAKERS["gpt2"], tmp_path / "first", with_tokenizer=True))} | first
+    page = opened(**first)
+    check(page, Experiment.from_fields(first))
+    set_widget(page, name, list(value) if isinstance(value, tuple) else value)
+    check(page, Experiment.from_fields(first | {name: value}))
 
 
 @pytest.mark.parametrize(("name", "value", "first"), MOVES, ids=[f"{name}={value}" for name, value, _ in MOVES])
@@ -92,9 +126,9 @@ def test_moving_a_control_changes_the_experiment(name: str, value: Any, first: d
     check(page, Experiment.from_fields(before | {name: value}))
 
 
-@pytest.mark.parametrize("name", ["num_kv_heads", "kdim", "vdim", "scale"])
+@pytest.mark.parametrize("name", ["num_kv_heads", "head_size", "kdim", "vdim", "scale"])
 def test_an_optional_number_may_be_emptied(name: str) -> None:
-    given = {"num_kv_heads": 2, "kdim": 11, "vdim": 13, "scale": 2.0}[name]
+    given = {"num_kv_heads": 2, "head_size": 7, "kdim": 11, "vdim": 13, "scale": 2.0}[name]
     page = opened(**BASE, **{name: given})
     assert shown(page) == Experiment.from_fields(BASE | {name: given})
     set_widget(page, name, None)

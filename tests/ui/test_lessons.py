@@ -21,12 +21,14 @@ LESSONS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "heads": ({"num_heads": "7", "embed_dim": "512"}, ("512 = 7 x 73 + 1",)),
     "kv heads": ({"num_kv_heads": "3"}, ("num_kv_heads 3",)),
     "odd rotary": ({"embed_dim": "20", "positions": "rotary"}, ("head_dim is 5",)),
+    "odd untied heads": ({"head_size": "7", "positions": "rotary"}, ("head_size is 7, an odd number",)),
     "fused widths": ({"projection": "fused", "kdim": "11"}, ("kdim 11",)),
     "packed": ({"init_packed": "true"}, ("init_packed",)),
     "sdpa fill": ({"kernel": "sdpa", "fill": "-1e9"}, ("-1e9",)),
     "sdpa dropout": ({"kernel": "sdpa", "dropout": "0.5"}, ("dropout",)),
     "no matrix": ({"mask": "causal,custom"}, ("no matrix",)),
     "wrong matrix": ({"mask": "custom", "custom_mask": "111/111"}, ("2 x 3", "4 x 4")),
+    "embeddings": ({"embeddings": "smollm2", "kdim": "11"}, ("576", "tokenizer is word, embed_dim is 24, kdim is 11")),
     "no token": ({"text": " "}, ("no token",)),
     "no second token": ({"memory_text": " "}, ("no token",)),
     "lines": ({"text": "a\nb", "memory_text": "a\nb\nc"}, ("2 lines", "3")),
@@ -72,13 +74,16 @@ def test_each_lesson_and_each_repair(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_seven_heads_become_eight() -> None:
     page = open_page(num_heads="7")
     labels = {button.label.replace("\\", ""): str(button.key) for button in page.button}
-    assert {"num_heads 4", "num_heads 8", "embed_dim 511", "embed_dim 518"} <= set(labels)
+    assert {"num_heads 4", "num_heads 8", "embed_dim 511", "embed_dim 518", "untie it: head_size 73"} <= set(labels)
     press(page, labels["num_heads 8"])
     assert not page.error
     assert shown(page).attention.num_heads == 8
     assert page.get_by_key("field_num_heads").value == 8
     page = press(open_page(num_heads="7"), labels["embed_dim 518"])
     assert (shown(page).attention.num_heads, shown(page).attention.embed_dim) == (7, 518)
+    page = press(open_page(num_heads="7"), labels["untie it: head_size 73"])
+    assert (shown(page).attention.embed_dim, shown(page).attention.head_dim) == (512, 73)
+    assert page.get_by_key("field_head_size").value == 73
     assert grid(page).header["heads"] == 7
 
 

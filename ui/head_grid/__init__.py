@@ -130,6 +130,7 @@ class GridLook:
         exact: values of the chosen rows, joined, for each head, (H, columns).
         names: what each map is; heads by number unless said otherwise.
         nouns: what a row and a column is.
+        per_line: for hundreds of maps, shown small and without bars: how many stand side by side; 0 for a few.
     """
 
     table: NDArray[np.uint8]
@@ -144,6 +145,7 @@ class GridLook:
     exact: NDArray[np.float32]
     names: Sequence[str] = ()
     nouns: tuple[str, str] = ("query", "key")
+    per_line: int = 0
 
 
 def message(maps: GridMaps, look: GridLook) -> bytes:
@@ -163,6 +165,7 @@ def message(maps: GridMaps, look: GridLook) -> bytes:
         "unit": look.unit,
         "names": list(look.names) or [f"head {head}" for head in range(len(maps.low))],
         "nouns": look.nouns,
+        "perLine": look.per_line,
         "png": maps.is_png,
     }
     exact = np.ascontiguousarray(look.exact, dtype="<f4").tobytes()

@@ -57,7 +57,9 @@ class Grid {
   layOut() {
     while (this.heads.length > this.header.heads) this.heads.pop().tile.remove();
     while (this.heads.length < this.header.heads) this.heads.push(this.makeTile(this.heads.length));
-    const labels = this.header.q;
+    this.root.classList.toggle("many", this.header.perLine > 0);
+    this.tiles.style.setProperty("--per-line", this.header.perLine);
+    const labels = this.header.perLine ? [] : this.header.q;
     while (this.tokenNodes.length > labels.length) this.tokenNodes.pop().remove();
     while (this.tokenNodes.length < labels.length) this.tokenNodes.push(this.makeToken(this.tokenNodes.length));
     labels.forEach((label, row) => {
@@ -86,8 +88,8 @@ class Grid {
     const across = element("div", "line across", map);
     const down = element("div", "line down", map);
     const bars = this.makeBars(tile);
-    map.onpointermove = (event) => this.moveCursor(...this.cellAt(map, event));
-    map.onpointerleave = () => this.moveCursor(this.lastChosen(), null);
+    map.onpointermove = (event) => this.header.perLine ? this.name(head) : this.moveCursor(...this.cellAt(map, event));
+    map.onpointerleave = () => this.header.perLine ? this.name(this.chosen.head) : this.moveCursor(this.lastChosen(), null);
     map.onclick = (event) => this.choose(head, this.cellAt(map, event)[0], event.ctrlKey || event.metaKey || event.shiftKey);
     tile.onkeydown = (event) => this.onKey(event, head);
     return { tile, title, value, canvas, across, down, bars };
@@ -149,6 +151,12 @@ class Grid {
     if (!this.header) return;
     this.cursor = { row, column };
     this.drawCursor();
+  }
+
+  // Among hundreds of maps the readout says which one is under the pointer, and no crosshair is drawn.
+  name(head) {
+    const which = head in this.header.names ? `Layer.head ${this.header.names[head]}. ` : "";
+    this.readout.textContent = `${which}Click a map to look at its head.`;
   }
 
   // Where a value lies on the colour ramp, 0 to 1.
@@ -214,15 +222,16 @@ class Grid {
       across.style.top = `${((row + 0.5) / rows) * 100}%`;
       down.style.left = `${(((column ?? 0) + 0.5) / columns) * 100}%`;
       down.style.display = column === null ? "none" : "";
-      value.textContent = column === null ? "" : this.cell(head, row, column).text;
+      value.textContent = column === null || this.header.perLine ? "" : this.cell(head, row, column).text;
       if (title.textContent !== names[head]) title.textContent = names[head];
       tile.setAttribute("aria-label", `${names[head]} ${value.textContent}`);
-      this.drawBars(bars, head, row, column);
+      if (!this.header.perLine) this.drawBars(bars, head, row, column);
     });
     this.tokenNodes.forEach((node, index) => {
       node.classList.toggle("hover", index === row);
       node.classList.toggle("chosen", this.chosen.rows.includes(index));
     });
+    if (this.header.perLine) return this.name(this.chosen.head);
     const several = this.chosen.rows.length > 1 && this.chosen.rows.includes(row);
     const [rowNoun, columnNoun] = nouns;
     const from = several ? `${this.chosen.rows.length} queries` : `${rowNoun} “${this.header.q[row]}” (${row})`;
