@@ -21,8 +21,8 @@ from mha_core.init_schemes import MAX_SEED, InitSpec, check_packed
 from mha_core.kernels import check_sdpa
 from mha_core.masks import MaskSpec
 from mha_core.sources.inputs import Positions, RandomSource, TextSource
+from mha_core.sources.models.vocabularies import check_embeddings
 from mha_core.sources.trained import FREE, CheckpointSource, PretrainedSource
-from mha_core.sources.vocabularies import check_embeddings
 
 Source = TextSource | RandomSource | PretrainedSource | CheckpointSource
 

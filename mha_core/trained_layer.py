@@ -28,9 +28,9 @@ from mha_core.sources.inputs import Sizes
 from mha_core.sources.trained import CheckpointSource, PretrainedSource, sizes_at
 
 if TYPE_CHECKING:
-    from mha_core.sources.model_text import ModelInput
-    from mha_core.sources.real_model import Site
-    from mha_core.sources.watching import Replacement, SiteCall
+    from mha_core.sources.models.real_model import Site
+    from mha_core.sources.models.text import ModelInput
+    from mha_core.sources.models.watching import Replacement, SiteCall
 
 KEPT_PASSES = 4
 KEPT_BYTES = 64 * 2**20  # of one pass, beside the layer that was asked for

@@ -17,8 +17,8 @@ from mha_core.experiment import Experiment
 from mha_core.lenses.checkpoint_blocks import Heads
 from mha_core.lenses.checkpoint_flags import Flag
 from mha_core.lenses.checkpoint_report import LayerReport, Outline
-from mha_core.sources import checkpoint_store
-from mha_core.sources.found_layer import FoundLayer
+from mha_core.sources.checkpoints import store as checkpoint_store
+from mha_core.sources.families.found_layer import FoundLayer
 from ui import checkpoint_figures, checkpoint_tables, compute_checkpoint, controls, jobs, panels, state
 from ui.checkpoint_figures import MEASURES
 

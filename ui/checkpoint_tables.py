@@ -10,7 +10,7 @@ import streamlit as st
 
 from mha_core.lenses.checkpoint_fused import FusedEvidence
 from mha_core.lenses.checkpoint_report import LayerReport
-from mha_core.sources.found_layer import FoundLayer
+from mha_core.sources.families.found_layer import FoundLayer
 from ui import panels
 
 HEADS_TOLD = 8

@@ -14,8 +14,8 @@ import streamlit as st
 from mha_core.errors import MhaError
 from mha_core.lenses import checkpoint_report
 from mha_core.lenses.checkpoint_report import LayerReport, Outline
-from mha_core.sources import checkpoint_store
-from mha_core.sources.checkpoint_file import Checkpoint, open_checkpoint
+from mha_core.sources.checkpoints import store as checkpoint_store
+from mha_core.sources.checkpoints.file import Checkpoint, open_checkpoint
 from ui import compute
 
 MAX_CONFIG_BYTES = 2**20

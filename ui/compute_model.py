@@ -1,6 +1,6 @@
 """Cached answers about trained models: loading, all heads on one text, and what edits do.
 
-Models themselves are kept by `mha_core.sources.model_loading`, a few at a time for the whole server.
+Models themselves are kept by `mha_core.sources.models.loading`, a few at a time for the whole server.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mha_core.experiment import Experiment
 from mha_core.lenses import model_effects, real_heads
 from mha_core.lenses.model_effects import InductionCheck, Likeness, NextToken
 from mha_core.lenses.real_heads import LayerView
-from mha_core.sources import model_loading
+from mha_core.sources.models import loading as model_loading
+from mha_core.sources.models.weight_packages import PACKAGES
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.weight_packages import PACKAGES
 from ui.compute import GATE
 from ui.small_maps import SmallMaps, fit_maps
 

@@ -10,7 +10,7 @@ import streamlit as st
 
 from mha_core.experiment import Experiment
 from mha_core.lenses.real_heads import LayerView
-from mha_core.sources.model_text import TextReader
+from mha_core.sources.models.text import TextReader
 from mha_core.sources.trained import PretrainedSource
 from mha_core.trained_layer import unedited
 from ui import attention, checkpoint, compute_model, controls, head_grid, panels, real_effects, state, theme

@@ -10,10 +10,10 @@ import streamlit as st
 
 from mha_core.fields import FIELDS
 from mha_core.init_schemes import INIT_SCHEMES
-from mha_core.sources.model_loading import is_loaded, load
-from mha_core.sources.real_model import RealModel
-from mha_core.sources.vocabularies import TRAINED_TOKENS
-from mha_core.sources.weight_packages import PACKAGES
+from mha_core.sources.models.loading import is_loaded, load
+from mha_core.sources.models.real_model import RealModel
+from mha_core.sources.models.vocabularies import TRAINED_TOKENS
+from mha_core.sources.models.weight_packages import PACKAGES
 from ui import controls, panels, state
 
 TOKEN_WORDS = {"word": "words", "char": "characters", "wordpiece": "WordPiece", "bpe": "BPE"}

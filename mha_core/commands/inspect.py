@@ -13,8 +13,8 @@ from mha_core.config import MAX_HEADS
 from mha_core.errors import MhaError
 from mha_core.lenses.checkpoint_report import LayerReport, Report, report
 from mha_core.lenses.checkpoint_stats import HeadBlock, MatrixStats
-from mha_core.sources.checkpoint_file import Checkpoint, open_checkpoint
-from mha_core.sources.found_layer import FoundLayer
+from mha_core.sources.checkpoints.file import Checkpoint, open_checkpoint
+from mha_core.sources.families.found_layer import FoundLayer
 
 NAME_WIDTH, HEADS_TOLD = 46, 8
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mha_core.sources.found_layer import FoundLayer
-from mha_core.sources.head_counts import share_rows
+from mha_core.sources.families.found_layer import FoundLayer
+from mha_core.sources.families.head_counts import share_rows
 
 _MATRICES = ("q", "k", "v", "kv", "qkv", "out")
 ORDER = (*_MATRICES, *(f"{role}_bias" for role in _MATRICES))

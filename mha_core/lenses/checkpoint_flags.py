@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mha_core.lenses.checkpoint_blocks import Block, Heads, settle_heads
 from mha_core.lenses.checkpoint_stats import HeadBlock, MatrixStats, head_blocks, slices
-from mha_core.sources.checkpoint_file import TensorInfo
-from mha_core.sources.found_layer import FoundLayer
+from mha_core.sources.checkpoints.file import TensorInfo
+from mha_core.sources.families.found_layer import FoundLayer
 
 Severity = Literal["problem", "note"]
 FLOAT16_LARGEST = 65_504.0

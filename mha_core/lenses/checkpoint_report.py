@@ -24,9 +24,9 @@ from mha_core.lenses.checkpoint_flags import (
 from mha_core.lenses.checkpoint_fused import FusedEvidence, judge
 from mha_core.lenses.checkpoint_init import Resemblance, resemble
 from mha_core.lenses.checkpoint_stats import MatrixStats, describe
-from mha_core.sources.checkpoint_file import Checkpoint
+from mha_core.sources.checkpoints.file import Checkpoint
 from mha_core.sources.families import find_layers
-from mha_core.sources.found_layer import FoundLayer
+from mha_core.sources.families.found_layer import FoundLayer
 
 
 @dataclass(frozen=True)

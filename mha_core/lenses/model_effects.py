@@ -17,10 +17,10 @@ from torch import Tensor
 from mha_core.choices import Experiment
 from mha_core.errors import MhaError
 from mha_core.lenses.real_heads import repeated_tokens
-from mha_core.sources.model_text import ModelInput, TextReader
-from mha_core.sources.real_model import RealModel
+from mha_core.sources.models.real_model import RealModel
+from mha_core.sources.models.text import ModelInput, TextReader
+from mha_core.sources.models.watching import Replacement
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.watching import Replacement
 from mha_core.trained_layer import edits, source_of_layer, unedited
 
 MAX_LOGITS = 64 * 2**20  # numbers: 256 MiB

@@ -17,10 +17,10 @@ from torch import Tensor
 from mha_core.attention import MultiHeadAttention
 from mha_core.lenses.head_stats import HeadStats, describe_heads
 from mha_core.lenses.pooling import pool_maps
-from mha_core.sources.model_text import ModelInput, TextReader
-from mha_core.sources.real_model import RealModel, Site
+from mha_core.sources.models.real_model import RealModel, Site
+from mha_core.sources.models.text import ModelInput, TextReader
+from mha_core.sources.models.watching import SiteCall
 from mha_core.sources.trained import sizes_at
-from mha_core.sources.watching import SiteCall
 
 REPEAT_LENGTH = 25  # tokens of the random text that is repeated
 SMALL_SIDE = 32  # cells a side of a small map

@@ -19,8 +19,8 @@ from torch import Tensor
 from mha_core.config import AttentionConfig, require_choice, require_int
 from mha_core.errors import FieldValue, MhaError, Suggestion
 from mha_core.init_schemes import generator_for
+from mha_core.sources.models.vocabularies import check_embeddings, vocabulary
 from mha_core.sources.tokens import DEFAULT_TEXT, PAD, TokenBatch, Tokenizer, tokenise
-from mha_core.sources.vocabularies import check_embeddings, vocabulary
 
 Positions = Literal["none", "sinusoidal", "rotary"]
 Embeddings = Literal["random", "minilm", "smollm2"]

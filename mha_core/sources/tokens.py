@@ -13,7 +13,7 @@ from typing import Literal
 import regex
 
 from mha_core.errors import MhaError, Suggestion
-from mha_core.sources.vocabularies import vocabulary
+from mha_core.sources.models.vocabularies import vocabulary
 
 Tokenizer = Literal["word", "char", "wordpiece", "bpe"]
 PAD = "[pad]"

@@ -21,10 +21,10 @@ from mha_core.sources.inputs import RandomSource, Sizes, TextSource, measure
 from mha_core.sources.tokens import DEFAULT_TEXT
 
 if TYPE_CHECKING:  # transformers is slow to import and needed by few
-    from mha_core.sources.checkpoint_file import Checkpoint
+    from mha_core.sources.checkpoints.file import Checkpoint
     from mha_core.sources.families import FoundLayer
-    from mha_core.sources.model_text import ModelInput
-    from mha_core.sources.real_model import RealModel, Site
+    from mha_core.sources.models.real_model import RealModel, Site
+    from mha_core.sources.models.text import ModelInput
 
 Reach = Literal["layer", "all"]
 FREE = ("projection", "qkv_layout", "head_split", "kernel", "dropout")  # choices that leave the layer what it is
@@ -96,7 +96,7 @@ class PretrainedSource:
 
     def loaded(self) -> RealModel:
         """Give the model, loading it on first use."""
-        from mha_core.sources.model_loading import load
+        from mha_core.sources.models.loading import load
 
         return load(self.model)
 
@@ -195,7 +195,7 @@ class CheckpointSource:
 
 def _location(checkpoint: str) -> Path:
     """Find a file: by the key of an upload, else by its path."""
-    from mha_core.sources.checkpoint_store import KEY_LENGTH, kept
+    from mha_core.sources.checkpoints.store import KEY_LENGTH, kept
 
     is_key = len(checkpoint) == KEY_LENGTH and set(checkpoint) <= set("0123456789abcdef")
     return kept(checkpoint) if is_key else Path(checkpoint)
@@ -211,7 +211,7 @@ def _age(checkpoint: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _open(checkpoint: str, age: int) -> tuple[Checkpoint, tuple[FoundLayer, ...]]:
-    from mha_core.sources.checkpoint_file import open_checkpoint
+    from mha_core.sources.checkpoints.file import open_checkpoint
     from mha_core.sources.families import find_layers
 
     opened = open_checkpoint(_location(checkpoint))

@@ -413,7 +413,7 @@ def all_files(canary: str) -> Iterator[Made]:
 
 def _outcome(path: Path) -> dict[str, Any]:
     from mha_core.errors import MhaError
-    from mha_core.sources.checkpoint_file import open_checkpoint
+    from mha_core.sources.checkpoints.file import open_checkpoint
 
     start = time.perf_counter()
     try:
@@ -429,7 +429,7 @@ def _outcome(path: Path) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     """Write and open every file."""
-    import mha_core.sources.checkpoint_file
+    import mha_core.sources.checkpoints.file
 
     torch.set_num_threads(1)
     (folder / "folder").mkdir()
@@ -446,7 +446,7 @@ def main(folder: Path) -> None:
         sys.stdout.write(json.dumps(_outcome(path)) + "\n")
         sys.stdout.flush()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    sys.stdout.write(json.dumps({"grown_bytes": grown, "module": mha_core.sources.checkpoint_file.__name__}) + "\n")
+    sys.stdout.write(json.dumps({"grown_bytes": grown, "module": mha_core.sources.checkpoints.file.__name__}) + "\n")
 
 
 if __name__ == "__main__":

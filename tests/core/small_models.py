@@ -16,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
-from mha_core.sources.model_text import ModelInput
+from mha_core.sources.models.text import ModelInput
 
 TEXT = "the cat sat on the mat today\nwe saw three small birds\nrain"  # lines of 7, 5 and 1 words
 WORDS = sorted({*TEXT.split(), "a", "dog"})

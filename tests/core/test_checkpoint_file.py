@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mha_core.errors import MhaError
-from mha_core.sources.checkpoint_file import Checkpoint, TensorInfo, open_checkpoint
+from mha_core.sources.checkpoints.file import Checkpoint, TensorInfo, open_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -298,7 +298,7 @@ def test_a_large_safetensors_file_is_listed_without_being_read(tmp_path: Path) -
         file.write(struct.pack("<7f", *range(7)))
     code = """
 import resource, sys
-from mha_core.sources.checkpoint_file import open_checkpoint
+from mha_core.sources.checkpoints.file import open_checkpoint
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 checkpoint = open_checkpoint(sys.argv[1])

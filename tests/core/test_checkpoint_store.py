@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mha_core.errors import MhaError
-from mha_core.sources import checkpoint_store as store
-from mha_core.sources.checkpoint_file import open_checkpoint
+from mha_core.sources.checkpoints import store
+from mha_core.sources.checkpoints.file import open_checkpoint
 
 
 def content(number: int, length: int = 5) -> bytes:

@@ -19,8 +19,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mha_core import MhaError
-from mha_core.sources import model_loading, weight_packages
-from mha_core.sources.model_loading import is_loaded, load
+from mha_core.sources.models import loading as model_loading
+from mha_core.sources.models import weight_packages
+from mha_core.sources.models.loading import is_loaded, load
 from mha_core.sources.trained import PretrainedSource
 from tests.core.small_models import MAKERS, save
 

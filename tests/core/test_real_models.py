@@ -15,10 +15,10 @@ import transformers
 from mha_core import AttentionConfig, Experiment, MaskSpec, MhaError
 from mha_core.experiment import run
 from mha_core.lenses.real_heads import recompute
-from mha_core.sources.model_loading import load
-from mha_core.sources.real_model import RealModel
+from mha_core.sources.models.loading import load
+from mha_core.sources.models.real_model import RealModel
+from mha_core.sources.models.watching import SiteCall
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.watching import SiteCall
 from tests.core.small_models import LLAMA, MAKERS, TEXT, eager, own_maps, save
 
 LENGTHS = [7, 5, 1]

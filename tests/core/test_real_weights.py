@@ -17,12 +17,12 @@ from mha_core import Experiment, MhaError
 from mha_core.experiment import run
 from mha_core.lenses.model_effects import induction_check, likeness, next_tokens, right_token_probability
 from mha_core.lenses.real_heads import induction_scores, look_at_all, recompute, repeated_tokens
-from mha_core.sources.model_loading import load
-from mha_core.sources.model_text import ModelInput
-from mha_core.sources.real_model import RealModel
+from mha_core.sources.models.loading import load
+from mha_core.sources.models.real_model import RealModel
+from mha_core.sources.models.text import ModelInput
+from mha_core.sources.models.watching import SiteCall
+from mha_core.sources.models.weight_packages import PACKAGES, find_weights
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.watching import SiteCall
-from mha_core.sources.weight_packages import PACKAGES, find_weights
 from tests.core.small_models import own_maps
 
 SINGLE = "The cat sat on the mat because it was tired."

@@ -19,8 +19,9 @@ from mha_core import AttentionConfig, Experiment, InitSpec, MaskSpec, MhaError, 
 from mha_core.experiment import run
 from mha_core.fields import DEFAULTS, FIELDS
 from mha_core.masks import MASKS
-from mha_core.sources import model_loading, weight_packages
-from mha_core.sources.checkpoint_store import keep
+from mha_core.sources.checkpoints.store import keep
+from mha_core.sources.models import loading as model_loading
+from mha_core.sources.models import weight_packages
 from mha_core.sources.trained import FREE, CheckpointSource, PretrainedSource
 from tests.core.small_models import MAKERS, TEXT, save
 

@@ -25,11 +25,11 @@ from mha_core.cli import main
 from mha_core.experiment import prepare
 from mha_core.fields import FIELDS
 from mha_core.lenses.bench_plan import sizes_at
-from mha_core.sources import vocabularies, weight_packages
 from mha_core.sources.inputs import embed, measure, sinusoidal_positions, token_vector
+from mha_core.sources.models import vocabularies, weight_packages
+from mha_core.sources.models.vocabularies import TRAINED_TOKENS, show_bytes, vocabulary
+from mha_core.sources.models.weight_packages import PACKAGES, find_folder, find_weights
 from mha_core.sources.tokens import PAD, tokenise
-from mha_core.sources.vocabularies import TRAINED_TOKENS, show_bytes, vocabulary
-from mha_core.sources.weight_packages import PACKAGES, find_folder, find_weights
 
 TEXTS = {
     "english": "The animal didn't cross the street because it was too tired, wasn't it?",
@@ -393,7 +393,7 @@ def test_an_experiment_is_described_without_its_vocabulary() -> None:
 
 
 def test_metadata_is_what_ggufs_own_reader_finds(gguf_reader: Any) -> None:
-    from mha_core.sources.gguf_file import open_gguf
+    from mha_core.sources.models.gguf_file import open_gguf
 
     file = open_gguf(find_weights("smollm2"))
     theirs = {name: field.contents() for name, field in gguf_reader.fields.items() if not name.startswith("GGUF.")}
@@ -407,7 +407,7 @@ def test_rows_of_a_written_file(tmp_path: Any, alignment: int) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import dequantize, quantize
 
-    from mha_core.sources.gguf_file import open_gguf
+    from mha_core.sources.models.gguf_file import open_gguf
 
     matrices = {
         f"m{height}": np.random.default_rng(height).normal(size=(height, 64)).astype(np.float32) for height in (3, 5, 7)

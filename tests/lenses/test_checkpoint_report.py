@@ -13,7 +13,7 @@ import torch
 from mha_core.errors import MhaError
 from mha_core.lenses.checkpoint_flags import between_heads
 from mha_core.lenses.checkpoint_report import Report, outline, report
-from mha_core.sources.checkpoint_file import Checkpoint, open_checkpoint
+from mha_core.sources.checkpoints.file import Checkpoint, open_checkpoint
 from tests.lenses.checkpoints import StateDict, bert, torch_layer, trained_bert, write
 from tests.lenses.trained_layers import minilm
 

@@ -11,7 +11,7 @@ import torch
 
 from mha_core.cli import main
 from mha_core.commands import inspect
-from mha_core.sources.checkpoint_file import TensorInfo
+from mha_core.sources.checkpoints.file import TensorInfo
 from tests.lenses.checkpoints import bert, torch_layer, write
 
 Capture = pytest.CaptureFixture[str]

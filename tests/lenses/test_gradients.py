@@ -19,7 +19,7 @@ from mha_core.lenses.bench_memory import peak_extra_bytes
 from mha_core.lenses.grad_losses import LOSSES
 from mha_core.lenses.gradients import Gradients, backward, backward_bytes
 from mha_core.sources.inputs import embed, measure, token_vector
-from mha_core.sources.weight_packages import find_folder, find_weights
+from mha_core.sources.models.weight_packages import find_folder, find_weights
 from tests.lenses.plain_layer import PlainPass, plain_pass
 
 SMALL: dict[str, Any] = {"text": "one two three four five six seven", "embed_dim": 30, "num_heads": 5}

@@ -19,8 +19,8 @@ from mha_core.experiment import run
 from mha_core.lenses import model_effects
 from mha_core.lenses.model_effects import induction_check, likeness, next_tokens, right_token_probability
 from mha_core.lenses.real_heads import induction_scores
-from mha_core.sources.model_loading import load
-from mha_core.sources.model_text import ModelInput
+from mha_core.sources.models.loading import load
+from mha_core.sources.models.text import ModelInput
 from mha_core.sources.trained import PretrainedSource
 from mha_core.trained_layer import edits, is_edited, source_of_layer, unedited
 from tests.core.small_models import MAKERS, TEXT, eager, save

@@ -12,9 +12,9 @@ from mha_core import AttentionConfig, Experiment, MaskSpec, trained_layer
 from mha_core.experiment import run
 from mha_core.lenses.model_effects import induction_check, right_token_probability
 from mha_core.lenses.real_heads import induction_scores, repeated_tokens
-from mha_core.sources.model_loading import load
+from mha_core.sources.models.loading import load
+from mha_core.sources.models.watching import SiteCall
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.watching import SiteCall
 from mha_core.trained_layer import edits
 from tests.core.small_models import MAKERS, TEXT, eager, save
 

@@ -13,9 +13,9 @@ from mha_core import Experiment, MhaError
 from mha_core.experiment import run
 from mha_core.lenses.head_stats import head_stats
 from mha_core.lenses.real_heads import SMALL_SIDE, induction_scores, look_at_all, recompute, repeated_tokens
-from mha_core.sources.model_loading import load
+from mha_core.sources.models.loading import load
+from mha_core.sources.models.watching import SiteCall
 from mha_core.sources.trained import PretrainedSource
-from mha_core.sources.watching import SiteCall
 from tests.core.small_models import MAKERS, TEXT, eager, own_maps, save
 
 FAMILIES = ("gpt2", "bert", "t5", "vit")

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mha_core.errors import MhaError
-from mha_core.sources.gguf_file import open_gguf
-from mha_core.sources.weight_packages import find_weights
+from mha_core.sources.models.gguf_file import open_gguf
+from mha_core.sources.models.weight_packages import find_weights
 
 Layer = dict[str, Tensor]
 

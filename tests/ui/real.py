@@ -10,8 +10,8 @@ import transformers
 from streamlit.testing.v1 import AppTest
 from torch import Tensor, nn
 
-from mha_core.sources import model_loading
-from mha_core.sources.weight_packages import find_folder
+from mha_core.sources.models import loading as model_loading
+from mha_core.sources.models.weight_packages import find_folder
 from tests.core.small_models import eager
 from tests.ui.page import (
     GridMessage,

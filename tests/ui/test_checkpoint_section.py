@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 from mha_core.config import AttentionConfig
 from mha_core.layouts import pack_interleaved
-from mha_core.sources import checkpoint_store
+from mha_core.sources.checkpoints import store as checkpoint_store
 from tests.lenses.checkpoints import StateDict, bert, torch_layer, trained_bert, write
 from tests.lenses.trained_layers import minilm
 from tests.ui.page import TIMEOUT_S, figures, fine, link, press, set_widget, texts, whole

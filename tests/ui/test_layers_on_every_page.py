@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mha_core.sources import checkpoint_store, model_loading
+from mha_core.sources.checkpoints import store as checkpoint_store
+from mha_core.sources.models import loading as model_loading
 from tests.core.small_models import MAKERS, save
 from tests.lenses.checkpoints import bert, write
 from tests.ui.page import ATTENTION, ROOT, grid, open_page, set_widget, texts, whole

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mha_core.sources import model_loading
+from mha_core.sources.models import loading as model_loading
 from tests.core.small_models import eager
 from tests.ui import page as pages
 from tests.ui.page import (

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from mha_core.sources import model_loading, weight_packages
-from mha_core.sources.weight_packages import PACKAGES
+from mha_core.sources.models import loading as model_loading
+from mha_core.sources.models import weight_packages
+from mha_core.sources.models.weight_packages import PACKAGES
 from tests.ui import page as pages
 from tests.ui.page import (
     ATTENTION,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pickle import decode_long
 from typing import Any, BinaryIO
 
-from mha_core.sources.checkpoint_described import (
+from mha_core.sources.checkpoints.described import (
     DTYPES,
     MAKERS,
     OPAQUE,

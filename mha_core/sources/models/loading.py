@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mha_core.budget import spell_bytes
 from mha_core.errors import MhaError
-from mha_core.sources.model_text import reader_for
-from mha_core.sources.real_model import RealModel
-from mha_core.sources.watching import INTERFACE, register
-from mha_core.sources.weight_packages import PACKAGES, find_weights
+from mha_core.sources.models.real_model import RealModel
+from mha_core.sources.models.text import Reader, TextReader, reader_for
+from mha_core.sources.models.vocabularies import vocabulary
+from mha_core.sources.models.watching import INTERFACE, register
+from mha_core.sources.models.weight_packages import PACKAGES, find_weights
 
 MAX_MODELS = 3  # kept in memory
 DEFAULT_MODEL_BYTES = 4 * 2**30
@@ -136,6 +138,15 @@ def _hub_bytes(name: str) -> int | None:
     return sum(file.size or 0 for file in files if file.rfilename.endswith(".safetensors"))
 
 
+def _reader(name: str, place: str, module: nn.Module, options: Mapping[str, Any]) -> Reader:
+    """Choose how a model reads; the tokens of a GGUF file come from our own quick reader, which gives the same."""
+    if "gguf_file" not in options:
+        return reader_for(place, module, options)
+    tokens = vocabulary(name)
+    longest = int(getattr(module.config, "max_position_embeddings", 8192))
+    return TextReader(tokens.encode, tokens.shown.__getitem__, tokens.ids([tokens.pad])[0], longest)
+
+
 def _build(name: str, place: str, named: Mapping[str, Any]) -> RealModel:
     """Build a model with the class its config names, and what turns text into its input."""
     import transformers
@@ -155,7 +166,7 @@ def _build(name: str, place: str, named: Mapping[str, Any]) -> RealModel:
             output_loading_info=True,
             **options,
         )
-        model = RealModel(name, module, reader_for(place, module, options))
+        model = RealModel(name, module, _reader(name, place, module, options))
     except MhaError:
         raise
     except Exception as error:  # there is no end to what can be wrong with a config and weights of unknown origin

@@ -14,8 +14,8 @@ from torch import Tensor
 from mha_core.config import AttentionConfig
 from mha_core.errors import MhaError, Suggestion
 from mha_core.layouts import PACKINGS, AttentionWeights
-from mha_core.sources.found_layer import FoundLayer
-from mha_core.sources.head_counts import share_rows
+from mha_core.sources.families.found_layer import FoundLayer
+from mha_core.sources.families.head_counts import share_rows
 
 Parts = dict[str, Tensor]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mha_core.sources.checkpoint_described import Described, UnreadableError
-from mha_core.sources.checkpoint_parts import MAX_TENSORS, clean, name_problem, say_left_out
+from mha_core.sources.checkpoints.described import Described, UnreadableError
+from mha_core.sources.checkpoints.parts import MAX_TENSORS, clean, name_problem, say_left_out
 
 WRAPPERS = (
     "state_dict", "model_state_dict", "model", "module", "network", "net", "weights", "params", "ema_state_dict",

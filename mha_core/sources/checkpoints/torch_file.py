@@ -1,6 +1,6 @@
 """Files written by torch.save: a zip archive (since torch 1.6) or a chain of pickles before that.
 
-What the file claims is checked first, without unpickling (`checkpoint_pickle`): that the archive is as torch writes it,
+What the file claims is checked first, without unpickling (`pickles`): that the archive is as torch writes it,
 stored and not compressed, one directory, no two entries in one place; that every storage is as long as it says. Only
 then torch.load(weights_only=True) reads it, mapped into memory where the format allows. Nothing else ever unpickles.
 """
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from mha_core.sources.checkpoint_described import Stored, UnreadableError
-from mha_core.sources.checkpoint_parts import Contents, TensorInfo, check_size, refuse
-from mha_core.sources.checkpoint_pickle import DAMAGE, follow
-from mha_core.sources.checkpoint_tree import find_weights
+from mha_core.sources.checkpoints.described import Stored, UnreadableError
+from mha_core.sources.checkpoints.parts import Contents, TensorInfo, check_size, refuse
+from mha_core.sources.checkpoints.pickles import DAMAGE, follow
+from mha_core.sources.checkpoints.tree import find_weights
 
 MAX_PICKLE_BYTES = 64 * 2**20  # a model of 1,000 tensors takes about 100 kB
 MAX_RECORD_BYTES = 1024  # of the small entries: byte order, version

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from mha_core.budget import spell_bytes
-from mha_core.sources.checkpoint_formats import TORCH_ENDINGS, beginning_of, is_json, open_file
-from mha_core.sources.checkpoint_parts import MAX_TENSORS, Contents, clean, refuse
+from mha_core.sources.checkpoints.formats import TORCH_ENDINGS, beginning_of, is_json, open_file
+from mha_core.sources.checkpoints.parts import MAX_TENSORS, Contents, clean, refuse
 
 MAX_INDEX_BYTES = 32 * 2**20
 MAX_SHARDS = 1024

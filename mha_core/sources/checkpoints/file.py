@@ -1,7 +1,7 @@
 """Checkpoints of anybody: a file, an index of files or a folder, opened without running anything that is in it.
 
 The list of tensors is made without reading their numbers. What is refused is refused with one sentence; what is left
-out is said in the notes. The formats are in `checkpoint_formats`, folders and shards in `checkpoint_index`.
+out is said in the notes. The formats are in `formats`, folders and shards in `index`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from mha_core.budget import spell_bytes
-from mha_core.sources.checkpoint_index import choose_file, open_path, read_object
-from mha_core.sources.checkpoint_parts import Contents, Format, TensorInfo, clean, refuse
+from mha_core.sources.checkpoints.index import choose_file, open_path, read_object
+from mha_core.sources.checkpoints.parts import Contents, Format, TensorInfo, clean, refuse
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 

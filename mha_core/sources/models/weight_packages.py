@@ -62,7 +62,7 @@ PACKAGES: dict[str, WeightPackage] = {
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             "decoder, 30 layers x 9 heads with 3 key/value heads, width 576, 4-bit weights",
-            15,
+            20,
         ),
     )
 }

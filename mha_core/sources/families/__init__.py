@@ -1,7 +1,7 @@
 """Find attention layers in any state dict, by the names and shapes of its tensors; no values are read.
 
 `find_layers` measures each group of tensors that `tensor_groups` gives, and says what follows and from what. Names are
-in `family_names`, head counts in `head_counts`, values in `layer_weights`; what a caller needs of them is here too.
+in `names`, head counts in `head_counts`, values in `layer_weights`; what a caller needs of them is here too.
 
 Letters: E embed_dim, H heads, Hkv key/value heads, D head_dim.
 """
@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mha_core.sources.family_names import FAMILIES, INPUT_ROLES, Family, Group, Shapes
-from mha_core.sources.found_layer import FilePacking, FoundLayer, Kind
-from mha_core.sources.head_counts import Claim, HeadTables, config_claims, count_heads, share_rows
-from mha_core.sources.layer_weights import read_weights
-from mha_core.sources.tensor_groups import group_tensors
+from mha_core.sources.families.found_layer import FilePacking, FoundLayer, Kind
+from mha_core.sources.families.head_counts import Claim, HeadTables, config_claims, count_heads, share_rows
+from mha_core.sources.families.layer_weights import read_weights
+from mha_core.sources.families.names import FAMILIES, INPUT_ROLES, Family, Group, Shapes
+from mha_core.sources.families.tensor_groups import group_tensors
 
 __all__ = ["FAMILIES", "FoundLayer", "find_layers", "read_weights"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mha_core.sources.family_names import (
+from mha_core.sources.families.names import (
     INPUT_ROLES,
     ROLES,
     Family,

@@ -1,6 +1,6 @@
 """One checkpoint file: its content says what it is, whatever it is called, and what is not read is named.
 
-Which file of a folder is taken, and several files as one, is `checkpoint_index`.
+Which file of a folder is taken, and several files as one, is `index`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mha_core.errors import MhaError
-from mha_core.sources.checkpoint_parts import Contents, refuse
-from mha_core.sources.checkpoint_safetensors import looks_like_safetensors, open_safetensors
-from mha_core.sources.checkpoint_torch import is_pickle, is_torch_zip, open_torch
+from mha_core.sources.checkpoints.parts import Contents, refuse
+from mha_core.sources.checkpoints.safetensors_file import looks_like_safetensors, open_safetensors
+from mha_core.sources.checkpoints.torch_file import is_pickle, is_torch_zip, open_torch
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 ARCHIVE = "is a packed archive: unpack it and give the file inside"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mha_core.sources.checkpoint_parts import MAX_AXES
+from mha_core.sources.checkpoints.parts import MAX_AXES
 
 MAX_SIDE = 2**40
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mha_core.sources.found_layer import FilePacking
+from mha_core.sources.families.found_layer import FilePacking
 
 Shapes = Mapping[str, tuple[int, ...]]
 ROLES: dict[int, tuple[str, ...]] = {2: ("qkv", "out"), 3: ("q", "kv", "out"), 4: ("q", "k", "v", "out")}

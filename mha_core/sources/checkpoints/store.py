@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mha_core.budget import spell_bytes
 from mha_core.errors import MhaError
-from mha_core.sources.checkpoint_file import open_checkpoint
-from mha_core.sources.checkpoint_parts import refuse
+from mha_core.sources.checkpoints.file import open_checkpoint
+from mha_core.sources.checkpoints.parts import refuse
 
 KEY_LENGTH = 16  # hexadecimal digits of the SHA-256
 MAX_FILES = 8

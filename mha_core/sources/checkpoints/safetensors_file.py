@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mha_core.sources.checkpoint_parts import (
+from mha_core.sources.checkpoints.parts import (
     MAX_TENSORS,
     Contents,
     TensorInfo,

@@ -1,7 +1,7 @@
 """A trained model: its attention layers listed, each as ours, and the model run with somebody looking on.
 
 transformers runs it; what a layer is given and gives comes from `watching`, where its weights lie from `families`.
-Loading is `model_loading`. One pass at a time runs in each model.
+Loading is `loading`. One pass at a time runs in each model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mha_core.errors import MhaError, Suggestion
 from mha_core.kernels import attention_scores, attention_weights, share_heads, turn_pairs
 from mha_core.layouts import AttentionWeights
 from mha_core.sources.families import FoundLayer, find_layers, read_weights
-from mha_core.sources.model_text import ModelInput, Reader
-from mha_core.sources.watching import Place, Replacement, SiteCall, watching
-from mha_core.sources.weight_packages import PACKAGES
+from mha_core.sources.models.text import ModelInput, Reader
+from mha_core.sources.models.watching import Place, Replacement, SiteCall, watching
+from mha_core.sources.models.weight_packages import PACKAGES
 
 SAME = 1e-4  # largest difference, of weights and of outputs relative to theirs, of two computations of one layer
 

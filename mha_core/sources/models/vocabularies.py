@@ -25,8 +25,8 @@ from torch import Tensor
 
 from mha_core.config import AttentionConfig
 from mha_core.errors import FieldValue, MhaError, Suggestion
-from mha_core.sources.gguf_file import open_gguf
-from mha_core.sources.weight_packages import PACKAGES, find_folder, find_weights
+from mha_core.sources.models.gguf_file import open_gguf
+from mha_core.sources.models.weight_packages import PACKAGES, find_folder, find_weights
 
 _CONTROL = 3  # the word of GGUF's token_type for <|im_start|> and its like
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥"}
