@@ -7,7 +7,7 @@ import streamlit as st
 
 from ui import frame, real_models
 
-frame.begin("Real models", "what do trained heads do?", below=real_models.BELOW, source="pretrained")
+frame.begin("Real models", "what do trained heads do?", below=real_models.BELOW, pin=real_models.pinned)
 real_models.view_controls()
 if real_models.looks_at("checkpoint"):
     frame.part("checkpoint", real_models.checkpoint_section)

@@ -11,6 +11,7 @@ import streamlit as st
 from mha_core.budget import spell_bytes
 from mha_core.experiment import Experiment, Run
 from mha_core.lenses.cost import matmul_flops, parameter_count
+from mha_core.sources.inputs import RandomSource, TextSource
 from ui import compute, controls, figure_style, figures, head_grid, panels, state, theme
 from ui.large_map import MapLook, draw_map, map_message
 from ui.small_maps import SmallMaps
@@ -99,8 +100,10 @@ def headline(experiment: Experiment) -> None:
     keys = f"{sizes.k_len} keys · " if sizes.is_cross else ""
     batch = f"{sizes.batch} sequences x " if sizes.batch > 1 else ""
     grouped = f" ({config.kv_heads} key/value)" if config.kv_heads != config.num_heads else ""
+    source = experiment.source
     panels.headline(
         [
+            *([] if isinstance(source, TextSource | RandomSource) else [source.title()]),
             f"{batch}{sizes.q_len} tokens · {keys}{config.num_heads} heads{grouped} x {config.head_dim}",
             f"{parameter_count(config) / 1e6:.3g} M parameters",
             f"{matmul_flops(config, sizes.batch, sizes.q_len, sizes.k_len) / 1e6:.4g} MFLOP",

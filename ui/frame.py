@@ -20,19 +20,22 @@ from ui import compute, compute_model, panels, process, sidebar, state
 PAGE_STYLE = ".stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem; }"
 
 
-def begin(title: str, question: str, *, below: str | None = None, **pinned: FieldValue) -> None:
+def begin(
+    title: str, question: str, *, below: str | None = None, pin: Callable[[], dict[str, FieldValue]] = dict
+) -> None:
     """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar.
 
     Args:
         below: what the page shows where the choices cannot be run; None where it is the last experiment that could.
-        pinned: fields that have a value of their own on this page.
+        pin: gives the fields that have a value of their own on this page, whatever is chosen elsewhere.
     """
     if process.route_through_app():  # the first request of all reached the page directly
         st.rerun()
     process.settle()
     st.set_page_config(page_title=f"{title} · MHA Lab", layout="wide")
     st.html(f"<style>{PAGE_STYLE}</style>")
-    state.open_link(title, pinned)
+    state.open_link(title)
+    state.pin(pin())
     st.subheader(f"{title} — {question}", anchor=False)
     with contextlib.suppress(MhaError):  # a model that cannot be had is told by the notes
         compute_model.ready(state.get("source"), state.get("model"))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from mha_core.errors import FieldValue
 from mha_core.experiment import Experiment
 from mha_core.lenses.real_heads import LayerView
 from mha_core.sources.models.text import TextReader
@@ -83,6 +84,11 @@ def _spell(difference: float) -> str:
 def view_controls() -> None:
     """Offer what the page shows."""
     controls.choose("real_view", "Look at", VIEWS)
+
+
+def pinned() -> dict[str, FieldValue]:
+    """Give what this page shows whatever is chosen elsewhere: a trained model, unless it looks at a file."""
+    return {} if looks_at("checkpoint") else {"source": "pretrained"}
 
 
 def looks_at(view: str) -> bool:

@@ -31,7 +31,7 @@ _FIELDS, _PROBLEMS = "fields", "link_problems"
 _LAST_GOOD, _DRAFT, _PARTS, _PAGE, _PINNED = "last_good", "mask_draft", "page_parts", "page", "pinned"
 
 
-def open_link(page: str, pinned: dict[str, FieldValue]) -> None:
+def open_link(page: str) -> None:
     """Take over the address of a fresh session, and the one that "back" or "forward" brought.
 
     At any other time the address only follows: a rerun carries the address that the browser knew when it asked, which
@@ -39,11 +39,16 @@ def open_link(page: str, pinned: dict[str, FieldValue]) -> None:
     """
     if st.session_state.get(_PAGE) != page:
         st.session_state[_PAGE], st.session_state[_PARTS] = page, []
-    st.session_state[_PINNED] = pinned
+    st.session_state[_PINNED] = {}
     context = get_script_run_ctx()
     if _FIELDS not in st.session_state or (context is not None and context.is_history_navigation):
         query = st.query_params.to_dict()
         st.session_state[_FIELDS], st.session_state[_PROBLEMS] = read_query(query, ALL_FIELDS)
+
+
+def pin(fields: dict[str, FieldValue]) -> None:
+    """Give fields a value of their own on this page; the link and the other pages keep theirs."""
+    st.session_state[_PINNED] = fields
 
 
 def write_link() -> None:

@@ -131,6 +131,9 @@ class TrainedSource(Protocol):
     def sizes(self) -> Sizes:
         """Find its sizes."""
 
+    def title(self) -> str:
+        """Name the model or file, and the layer."""
+
     def as_text(self) -> TextSource:
         """Give the text it reads."""
 

@@ -112,6 +112,10 @@ class PretrainedSource:
         """Find the layer's sizes: a decoder reads the second text, cross-attention both."""
         return sizes_at(self.site(), self.read())
 
+    def title(self) -> str:
+        """Name the model and the layer."""
+        return f"{self.loaded().title}, {self.site().label}"
+
     def as_text(self) -> TextSource:
         """Give the text it reads."""
         return TextSource(self.text, self.memory_text)
@@ -164,6 +168,11 @@ class CheckpointSource:
     def sizes(self) -> Sizes:
         """Find the layer's sizes: those of the text."""
         return measure(self.words)
+
+    def title(self) -> str:
+        """Name the file and the layer."""
+        checkpoint, layers = _open(self.checkpoint, _age(self.checkpoint))
+        return f"{checkpoint.name}, {layers[self.layer].name or 'its only layer'}"
 
     def as_text(self) -> TextSource:
         """Give the text it reads."""

@@ -102,3 +102,18 @@ def test_a_file_that_is_no_checkpoint(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 100)
     (error,) = open_page(ATTENTION, source="checkpoint", checkpoint=str(path)).error
     assert str(tmp_path) not in error.value.replace("\\", "")
+
+
+def test_page_attention_names_the_layer(trained: dict[str, str], uploaded: dict[str, str]) -> None:
+    assert "llama, layer 1 ·" in "".join(texts(open_page(ATTENTION, **trained))).replace("\\", "")
+    found = "".join(texts(open_page(ATTENTION, **uploaded))).replace("\\", "")
+    assert "encoder.layer.1.attention ·" in found
+
+
+def test_the_inspector_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it looks at a file, the page shows the experiment that is chosen, and loads nothing."""
+    monkeypatch.setattr(model_loading, "_loaded", OrderedDict())
+    page = open_page("pages/6_Real_models.py", real_view="checkpoint")
+    assert not page.error
+    assert not model_loading._loaded
+    assert page.segmented_control(key="field_source").value == "text"
