@@ -26,14 +26,13 @@ from mha_core.kernels import (
     KernelCall,
     Tap,
     check_qkv,
-    rotate_positions,
     scaled_dot_product_attention,
     share_heads,
-    turn_pairs,
     untapped,
 )
 from mha_core.layouts import AttentionWeights, pack_qkv, unpack_qkv
 from mha_core.masks import Fill
+from mha_core.rotary import rotate_positions, turn_pairs
 
 __all__ = ["MultiHeadAttention", "scaled_dot_product_attention"]
 

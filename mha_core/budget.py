@@ -16,12 +16,21 @@ DEFAULT_BUDGET_BYTES = 2**30
 KEPT_MATRICES = 3  # scores, weights, and one S x S matrix while the softmax is formed
 
 
+def limit_bytes(variable: str, default_bytes: int) -> int:
+    """Read a limit from an environment variable.
+
+    Raises:
+        MhaError: the variable is not a number.
+    """
+    setting = os.environ.get(variable, str(default_bytes))
+    if not setting.isdecimal():
+        raise MhaError(variable, setting, "a number of bytes, in digits")
+    return int(setting)
+
+
 def budget_bytes() -> int:
     """Give the limit in bytes."""
-    setting = os.environ.get("MHA_LAB_MEMORY_BUDGET", str(DEFAULT_BUDGET_BYTES))
-    if not setting.isdecimal():
-        raise MhaError("MHA_LAB_MEMORY_BUDGET", setting, "a number of bytes, in digits")
-    return int(setting)
+    return limit_bytes("MHA_LAB_MEMORY_BUDGET", DEFAULT_BUDGET_BYTES)
 
 
 def run_bytes(config: AttentionConfig, batch: int, q_len: int, k_len: int, itemsize: int = 4) -> int:

@@ -24,11 +24,11 @@ from mha_core.config import DEFAULT_ROPE_THETA, AttentionConfig
 from mha_core.errors import MhaError
 from mha_core.fields import DEFAULTS
 from mha_core.init_schemes import initial_weights
-from mha_core.kernels import rotate_positions
 from mha_core.layouts import AttentionWeights
 from mha_core.lenses.steps import Setting, wording
 from mha_core.lenses.trace import Failure, Recorder, Trace, read_steps, trace
 from mha_core.masks import MaskSizes, build_mask, resolve_fill
+from mha_core.rotary import rotate_positions
 from mha_core.sources.inputs import Inputs, Sizes, embed, measure
 
 # Where a refusal belongs that torch does not share: it has no such option, or would silently do something else.

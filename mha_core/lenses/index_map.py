@@ -17,8 +17,9 @@ from torch import Tensor
 from mha_core.config import require_int
 from mha_core.errors import MhaError
 from mha_core.experiment import Experiment, give
-from mha_core.kernels import attention_scores, attention_weights, rotate_positions, share_heads
+from mha_core.kernels import attention_scores, attention_weights, share_heads
 from mha_core.lenses.trace import Recorder, forward
+from mha_core.rotary import rotate_positions
 
 Place = tuple[int, int, int, int]
 

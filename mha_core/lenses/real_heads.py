@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from mha_core.sources.trained import sizes_at
 
 REPEAT_LENGTH = 25  # tokens of the random text that is repeated
 SMALL_SIDE = 32  # cells a side of a small map
+_induction: WeakKeyDictionary[RealModel, tuple[tuple[float, ...], ...]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,13 @@ def recompute(model: RealModel, site: Site, call: SiteCall) -> Difference:
     return Difference((weights - call.weights).abs().max().item(), (output - call.output).abs().max().item())
 
 
+def _induction_of(model: RealModel) -> tuple[tuple[float, ...], ...]:
+    """Give the induction scores, which are the model's and no text's: measured once for each model that is loaded."""
+    if model not in _induction:
+        _induction[model] = induction_scores(model)
+    return _induction[model]
+
+
 def look_at_all(model: RealModel, text: str, second: str | None = None, sample: int = 0) -> tuple[LayerView, ...]:
     """Look at every head of a model on one sequence of a text.
 
@@ -84,9 +93,9 @@ def look_at_all(model: RealModel, text: str, second: str | None = None, sample: 
     Raises:
         MhaError: the text has no token, or too many.
     """
-    given = model.reader.read(text, second)
+    given = model.read(text, second)
     sites = {site.path: site for site in model.sites}
-    induction = induction_scores(model)
+    induction = _induction_of(model)
     views: list[LayerView] = []
 
     def look(call: SiteCall) -> None:

@@ -106,7 +106,7 @@ class PretrainedSource:
 
     def read(self) -> ModelInput:
         """Read the text as the model does."""
-        return self.loaded().reader.read(self.text, self.memory_text)
+        return self.loaded().read(self.text, self.memory_text)
 
     def sizes(self) -> Sizes:
         """Find the layer's sizes: a decoder reads the second text, cross-attention both."""

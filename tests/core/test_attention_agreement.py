@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from mha_core import AttentionConfig, kernels, scaled_dot_product_attention
-from mha_core.kernels import rotate_positions
+from mha_core.rotary import rotate_positions
 from tests.core.strategies import (
     KERNELS,
     TOLERANCE,

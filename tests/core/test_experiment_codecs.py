@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mha_core import INIT_SCHEMES, AttentionConfig, Experiment, InitSpec, MaskSpec, MhaError, RandomSource, TextSource
-from mha_core.fields import DEFAULTS, FIELDS, pack_text, read_query, unpack_text
+from mha_core.fields import DEFAULTS, FIELDS, read_query
+from mha_core.packed_text import pack_text, unpack_text
 
 GENERATED = settings(max_examples=200, deadline=None, derandomize=True)
 WEIRD = [

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mha_core.attention import MultiHeadAttention
 from mha_core.config import AttentionConfig
-from mha_core.kernels import CHUNK_ROWS, KERNELS, KernelCall, rotate_positions, turn_pairs
+from mha_core.kernels import CHUNK_ROWS, KERNELS, KernelCall
+from mha_core.rotary import rotate_positions, turn_pairs
 from tests.core.strategies import build, build_engines, random_weights, rng
 
 F64 = torch.float64

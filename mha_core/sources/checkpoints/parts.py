@@ -5,7 +5,6 @@ A sentence about a file names the file only, never its folder, and is short what
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mha_core.budget import spell_bytes
+from mha_core.budget import limit_bytes, spell_bytes
 from mha_core.errors import MhaError
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
@@ -70,10 +69,7 @@ def checkpoint_budget() -> int:
     Raises:
         MhaError: the variable is not a number.
     """
-    setting = os.environ.get("MHA_LAB_CHECKPOINT_BUDGET", str(DEFAULT_BUDGET_BYTES))
-    if not setting.isdecimal():
-        raise MhaError("MHA_LAB_CHECKPOINT_BUDGET", setting, "a number of bytes, in digits")
-    return int(setting)
+    return limit_bytes("MHA_LAB_CHECKPOINT_BUDGET", DEFAULT_BUDGET_BYTES)
 
 
 def check_size(file: Path | str, what: str, size_bytes: int) -> None:

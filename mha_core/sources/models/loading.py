@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mha_core.budget import spell_bytes
+from mha_core.budget import limit_bytes, spell_bytes
 from mha_core.errors import MhaError
 from mha_core.sources.models.real_model import RealModel
 from mha_core.sources.models.text import Reader, TextReader, reader_for
@@ -111,14 +111,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_size(name: str, size_bytes: int) -> None:
-    setting = os.environ.get("MHA_LAB_MODEL_BUDGET", str(DEFAULT_MODEL_BYTES))
-    if not setting.isdecimal():
-        raise MhaError("MHA_LAB_MODEL_BUDGET", setting, "a number of bytes, in digits")
-    if size_bytes > int(setting):
-        problem = (
-            f"the weights of {name} are {spell_bytes(size_bytes)}, more than the {spell_bytes(int(setting))} allowed"
-        )
-        raise MhaError("model", name, f"at most {setting} bytes", problem=problem)
+    limit = limit_bytes("MHA_LAB_MODEL_BUDGET", DEFAULT_MODEL_BYTES)
+    if size_bytes > limit:
+        problem = f"the weights of {name} are {spell_bytes(size_bytes)}, more than the {spell_bytes(limit)} allowed"
+        raise MhaError("model", name, f"at most {limit} bytes", problem=problem)
 
 
 def _hub_bytes(name: str) -> int | None:

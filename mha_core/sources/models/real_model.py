@@ -6,11 +6,11 @@ Loading is `loading`. One pass at a time runs in each model.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from mha_core.config import DEFAULT_ROPE_THETA, AttentionConfig
 from mha_core.errors import MhaError, Suggestion
-from mha_core.kernels import attention_scores, attention_weights, share_heads, turn_pairs
+from mha_core.kernels import attention_scores, attention_weights, share_heads
 from mha_core.layouts import AttentionWeights
+from mha_core.rotary import turn_pairs
 from mha_core.sources.families import FoundLayer, find_layers, read_weights
 from mha_core.sources.models.text import ModelInput, Reader
 from mha_core.sources.models.watching import Place, Replacement, SiteCall, watching
 from mha_core.sources.models.weight_packages import PACKAGES
 
+KEPT_TEXTS = 8
 SAME = 1e-4  # largest difference, of weights and of outputs relative to theirs, of two computations of one layer
 
 
@@ -62,6 +64,7 @@ class RealModel:
 
     Attributes:
         sites: its attention layers, in the order of a pass.
+        read: the reader's, a few texts kept.
         can_predict: whether it gives probabilities of the next token.
     """
 
@@ -70,6 +73,7 @@ class RealModel:
         self.config: Any = module.config
         self.lock = threading.RLock()
         self.can_predict = getattr(module, "lm_head", None) is not None
+        self.read = functools.lru_cache(maxsize=KEPT_TEXTS)(reader.read)  # every part of a page asks again
         self.state = module.state_dict()
         self.sites = _find_sites(self)
 
@@ -78,7 +82,7 @@ class RealModel:
         """How people call it."""
         return PACKAGES[self.name].title if self.name in PACKAGES else Path(self.name).name
 
-    @cached_property
+    @functools.cached_property
     def num_heads(self) -> int:
         """The largest number of heads of a layer."""
         return max(site.config.num_heads for site in self.sites)
@@ -127,7 +131,7 @@ class RealModel:
         with self.lock, watching(self.module, places, observe, replacements):
             return self.module(**given.arguments, **named)
 
-    @cached_property
+    @functools.cached_property
     def _cuts_logits(self) -> bool:
         return "logits_to_keep" in inspect.signature(self.module.forward).parameters
 
@@ -143,7 +147,8 @@ def _find_sites(model: RealModel) -> tuple[Site, ...]:
         problem = f"{model.title} does not ask transformers for its attention in the way we can look into"
         raise MhaError("model", model.name, "a BERT-, GPT-2-, LLaMA-, ViT- or T5-like model", problem=problem)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state.items()}
-    layers = {call.path: _layer_below(call.path, find_layers(shapes, model.config.to_dict())) for call in calls}
+    found = find_layers(shapes, model.config.to_dict())
+    layers = {call.path: _layer_below(call.path, found) for call in calls}
     places = {path: _place(path, layer) for path, layer in layers.items() if layer is not None}
     seen: dict[str, SiteCall] = {}
     with watching(model.module, list(places.values()), lambda call: seen.update({call.path: call}), {}):

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from mha_core.errors import MhaError, Suggestion
-from mha_core.sources.tokens import PAD, TokenBatch, words
+from mha_core.sources.tokens import TokenBatch, words
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +220,3 @@ def reader_for(place: str, module: nn.Module, options: Mapping[str, Any]) -> Rea
         return list(tokenizer(line, verbose=False)["input_ids"])
 
     return TextReader(encode_text, spell, pad, longest, start)
-
-
-__all__ = ["PAD", "ModelInput", "PictureReader", "Reader", "TextReader", "reader_for"]

@@ -27,7 +27,6 @@ class WeightPackage:
         package: name to find it by. folder: inside the package. file: the weights, inside the folder.
         sha256: of the weights file: the one its publisher gives, or that of the release the hashes in
             requirements-models.txt name.
-        about: what it is, in a few words.
         seconds: how long loading takes, roughly.
     """
 
@@ -37,7 +36,6 @@ class WeightPackage:
     folder: str
     file: str
     sha256: str
-    about: str
     seconds: int
 
 
@@ -51,7 +49,6 @@ PACKAGES: dict[str, WeightPackage] = {
             "model",
             "model.safetensors",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            "BERT encoder for sentences, 6 layers x 12 heads, width 384",
             4,
         ),
         WeightPackage(
@@ -61,7 +58,6 @@ PACKAGES: dict[str, WeightPackage] = {
             "",
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            "decoder, 30 layers x 9 heads with 3 key/value heads, width 576, 4-bit weights",
             20,
         ),
     )
