@@ -13,6 +13,8 @@ PAGES = {
     "Cost": "pages/4_Cost.py",
     "Engines": "pages/5_Engines.py",
     "Real models": "pages/6_Real_models.py",
+    "Clinic": "pages/7_Clinic.py",
+    "Doctor": "pages/8_Doctor.py",
 }
 
 home = st.Page(ATTENTION, title="Attention", url_path="home", default=True, visibility="hidden")

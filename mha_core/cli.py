@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mha_core.commands import bench, cost, gradients, inspect, run, trace
+from mha_core.commands import bench, cost, doctor, explain, gradients, inspect, run, trace
 from mha_core.commands.options import EXIT_BAD_INPUT, EXIT_FINE
 from mha_core.errors import MhaError
 
@@ -23,6 +23,8 @@ COMMANDS = {
     "bench": (bench, "the engines side by side: agreement, time and memory on this machine"),
     "gradients": (gradients, "one backward pass: norms per parameter, head and tensor, and verdicts with their reason"),
     "inspect": (inspect, "the attention layers of a checkpoint file: what follows, their numbers, what is odd"),
+    "doctor": (doctor, "a check-up of anybody's attention module: leaks, scrambled heads, scales, gradients"),
+    "explain": (explain, "an error text solved: which size does not fit, and what to change"),
 }
 _NUMBER_STARTS = (*"0123456789.", "inf")
 

@@ -21,13 +21,19 @@ PAGE_STYLE = ".stMainBlockContainer { padding-top: 2.6rem; padding-bottom: 3rem;
 
 
 def begin(
-    title: str, question: str, *, below: str | None = None, pin: Callable[[], dict[str, FieldValue]] = dict
+    title: str,
+    question: str,
+    *,
+    below: str | None = None,
+    pin: Callable[[], dict[str, FieldValue]] = dict,
+    follows: bool = True,
 ) -> None:
     """Begin a page: its title, the one question it answers, what is wrong with the choices, and the sidebar.
 
     Args:
         below: what the page shows where the choices cannot be run; None where it is the last experiment that could.
         pin: gives the fields that have a value of their own on this page, whatever is chosen elsewhere.
+        follows: whether the page shows the experiment; one that does not has no controls for it.
     """
     if process.route_through_app():  # the first request of all reached the page directly
         st.rerun()
@@ -37,6 +43,9 @@ def begin(
     state.open_link(title)
     state.pin(pin())
     st.subheader(f"{title} — {question}", anchor=False)
+    if not follows:
+        _fragment("notes", lambda: panels.link_problems(state.link_problems()))
+        return
     with contextlib.suppress(MhaError):  # a model that cannot be had is told by the notes
         compute_model.ready(state.get("source"), state.get("model"))
     sidebar.draw()
@@ -55,6 +64,11 @@ def part(name: str, draw: Callable[[Experiment], None]) -> None:
         draw(_what_runs()[0])
 
     _fragment(name, draw_what_runs)
+
+
+def part_alone(name: str, draw: Callable[[], None]) -> None:
+    """Draw a part of the page that does not follow the experiment; otherwise as `part`."""
+    _fragment(name, draw)
 
 
 def _fragment(name: str, draw: Callable[[], None]) -> None:

@@ -5,6 +5,8 @@ Each entry is a field, as those of the experiment, and the parts of its page tha
 
 from __future__ import annotations
 
+from mha_core.clinic import MISTAKES, SYMPTOMS
+from mha_core.clinic.exercise import CANDIDATES
 from mha_core.config import MAX_EMBED_DIM
 from mha_core.fields import Field
 from mha_core.lenses import training_model
@@ -27,6 +29,7 @@ USUAL_ARRANGEMENTS = (
     "residual + post-norm",
 )
 MAPS = ("maps", "large_map", "closer_look")
+CLINIC = ("clinic",)
 RACE = RaceSetting()
 REAL_SORTS = ("layer", "induction", "previous", "first", "diagonal", "maximum", "relative_entropy")
 COST = ("cost_headline", "cost_bars", "cost_table", "cost_truth", "cost_growth", "cost_groups")
@@ -50,7 +53,7 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
     (_choice("colour", "how values become colours", ("fixed", "head", "log")), MAPS),
     (_choice("pooling", "what a cell of a pooled map keeps", ("max", "mean")), MAPS),
     (_count("head", "chosen head", 1023), MAPS),
-    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values", "lab", "all_heads", "effects")),
+    (_count("sequence", "sequence of the batch", 511), (*MAPS, "values", "lab", "all_heads", "effects", *CLINIC)),
     (
         _choice("panel", "what is shown below", ("none", "bars", "lines", "statistics", "similarity")),
         ("closer_look",),
@@ -136,6 +139,18 @@ _VIEW: tuple[tuple[Field, tuple[str, ...]], ...] = (
         _choice("seen_measure", "what is shown of every head", ("norm", "std", "largest", "rank", "kurtosis")),
         ("checkpoint",),
     ),
+    # Clinic
+    (_choice("clinic_view", "a chosen mistake, or one to be found", ("look", "exercise")), CLINIC),
+    (_choice("clinic_symptom", "what a person would come with", ("all", *SYMPTOMS)), CLINIC),
+    (_choice("clinic_mistake", "mistake that is shown", tuple(MISTAKES)), CLINIC),
+    (_count("clinic_seed", "which exercise", 1_000_000), CLINIC),
+    (_count("clinic_guess", "chosen answer of the exercise, 1 to 5; 0: none yet", CANDIDATES), CLINIC),
+    (
+        _choice("clinic_probe", "what is changed to see what moves", ("none", "token", "sequence", "padding", "again")),
+        CLINIC,
+    ),
+    # Doctor
+    (_choice("doctor_view", "what the doctor is asked about", ("error", "module")), ("doctor",)),
 )
 VIEW_FIELDS: dict[str, Field] = {field.name: field for field, _ in _VIEW}
 PARTS_OF_VIEW: dict[str, tuple[str, ...]] = {field.name: parts for field, parts in _VIEW}

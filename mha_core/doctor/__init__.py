@@ -1,0 +1,1 @@
+"""The doctor: check-ups of anybody's attention module, and the explainer of error texts."""
