@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_the_example_runs() -> None:
 def test_the_commands_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_file(torch.nn.MultiheadAttention(64, 8).state_dict(), "CHECKPOINT.safetensors")
+    shutil.copy(ROOT / "mha_core/doctor/examples/sound.py", "ATTENTION.py")
     if line.endswith("--help"):
         with pytest.raises(SystemExit) as left:
             main(shlex.split(line))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import streamlit as st
 
 from mha_core.doctor.html_report import to_html
 from mha_core.doctor.report import QUESTIONS, CheckResult, Report, Status
+from mha_core.doctor.report_groups import TITLES, VERDICTS, WORDS, groups, spell
 from ui import panels
 
-WORDS: dict[Status, str] = {
-    "fail": "failed",
-    "warn": "warned",
-    "by_design": "by design",
-    "pass": "passed",
-    "not_applicable": "not asked",
-}
 COLOURS: dict[Status, Literal["red", "orange", "blue", "green", "gray"]] = {
     "fail": "red",
     "warn": "orange",
@@ -27,7 +21,6 @@ COLOURS: dict[Status, Literal["red", "orange", "blue", "green", "gray"]] = {
     "pass": "green",
     "not_applicable": "gray",
 }
-OPEN: tuple[Status, ...] = ("fail", "warn")
 
 
 def draw(report: Report, name: str) -> None:
@@ -40,46 +33,42 @@ def draw(report: Report, name: str) -> None:
     facts = [f"{counts[status]} {words}" for status, words in WORDS.items() if counts[status]]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(f"verdict: {report.verdict}", color=COLOURS[report.verdict])
-        st.markdown(f"**{panels.plain(report.module)}** · {' · '.join(facts)}")
+        st.markdown(f"**{panels.plain(report.module)}** · {' · '.join(facts)}", width="content")
+    st.caption(VERDICTS[report.verdict])
     _start_here(report)
-    for status in OPEN:
-        for check in of_status(report, status):
-            _card(check)
-    for status in ("by_design", "pass", "not_applicable"):
-        checks = of_status(report, status)
-        if checks:
-            with st.expander(f"{len(checks)} {WORDS[status]}: {', '.join(spelled(check) for check in checks)}"):
-                for check in checks:
-                    _card(check)
-    with st.expander("What was taken for granted"):
-        st.table({"what": list(report.assumed), "taken as": [_spell(value) for value in report.assumed.values()]})
+    for status, pairs in groups(report):
+        if status in ("fail", "warn"):
+            for names, check in pairs:
+                _card(names, check)
+        else:
+            ids = ", ".join(_spaced(names) for names, _ in pairs)
+            with st.expander(f"{TITLES[status]}: {ids}"):
+                for names, check in pairs:
+                    _card(names, check)
+    with st.expander("Taken for granted"):
+        _table(report.as_dict()["assumed"])
         st.caption("Each can be corrected by an option of the command; see its help.")
     _downloads(report, name)
 
 
 def _start_here(report: Report) -> None:
     """Name the line that most failures point to."""
-    places = Counter(check.where for check in of_status(report, "fail") if check.where is not None)
+    places = Counter(check.where for check in report.checks if check.status == "fail" and check.where is not None)
     for place, count in places.most_common(1):
         if count > 1:
             st.info(panels.plain(f"Start with {place.file}, line {place.line}: {count} failed checks point to it."))
 
 
-def of_status(report: Report, status: Status) -> Sequence[CheckResult]:
-    """Give the checks that ended so, in the report's order."""
-    return [check for check in report.checks if check.status == status]
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
-def spelled(check: CheckResult) -> str:
-    """Give a check's id as words."""
-    return check.id.replace("_", " ")
-
-
-def _card(check: CheckResult) -> None:
+def _card(names: str, check: CheckResult) -> None:
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(WORDS[check.status], color=COLOURS[check.status])
-            st.markdown(f"**{spelled(check)}**")
+            st.markdown(f"**{_spaced(names)}**", width="content")
+        if names == check.id:
             st.caption(QUESTIONS[check.id])
         st.markdown(panels.plain(check.reason[:1].upper() + check.reason[1:]))
         if check.cause:
@@ -90,16 +79,13 @@ def _card(check: CheckResult) -> None:
                 st.code(check.where.code, language="python")
         if check.evidence:
             with st.popover("Numbers", type="tertiary"):
-                plain = check.as_dict()["evidence"]
-                st.table({"number": list(plain), "value": [_spell(value) for value in plain.values()]})
+                _table(check.as_dict()["evidence"])
 
 
-def _spell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, default=str)
-    return str(value)
+def _table(pairs: Mapping[str, Any]) -> None:
+    """Show names and values, each as it is written: `st.table` would read them as Markdown."""
+    names, values = [panels.plain(_spaced(name)) for name in pairs], [panels.plain(spell(v)) for v in pairs.values()]
+    st.table({"what": names, "value": values})
 
 
 def _downloads(report: Report, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from mha_core.doctor.convention import Answer, Convention, Request
 from mha_core.doctor.failure import ModuleFailure, failures
+from mha_core.doctor.layout import Layout, laid
 from mha_core.doctor.mask_forms import MaskUse
 from mha_core.doctor.returns import read
+from mha_core.doctor.whole_mask import with_causality
 
 
 def call(
@@ -23,13 +26,27 @@ def call(
     Raises:
         ModuleFailure: it raised, it cannot be given this mask, or what it returned has no output.
     """
+    if convention.one_query and request.inputs.query.shape[1] > 1:
+        return _one_by_one(module, convention, request, files, seed)
     return read(seeded(seed, lambda: raw(module, convention, request, files)), convention, request)
+
+
+def _one_by_one(module: nn.Module, convention: Convention, request: Request, files: Sequence[str], seed: int) -> Answer:
+    """Ask query by query and join the answers."""
+    inputs, pairs, answers = request.inputs, request.keep_pairs, []
+    for row in range(inputs.query.shape[1]):
+        one = replace(inputs, query=inputs.query[:, row : row + 1])
+        rows = None if pairs is None else pairs[..., row : row + 1, :]
+        answers.append(call(module, convention, replace(request, inputs=one, keep_pairs=rows), files, seed))
+    weights = [answer.weights for answer in answers if answer.weights is not None]
+    joined = torch.cat(weights, -2) if len(weights) == len(answers) else None
+    return Answer(torch.cat([answer.output for answer in answers], 1), joined, answers[-1].extra)
 
 
 def seeded(seed: int, run: Callable[[], Any]) -> Any:
     """Run something under a seeded generator and leave the outer one alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes a stack for each absent device
         return run()
 
 
@@ -42,6 +59,8 @@ def raw(module: nn.Module, convention: Convention, request: Request, files: Sequ
     streams = _streams(convention, request)
     named = {**_others(convention, request), **_masks(convention, request), **more}
     with failures(files):
+        if convention.packed:
+            return module(tuple(streams.values()), **named)
         if convention.positional:
             return module(*streams.values(), **named)
         known = inspect.signature(module.forward).parameters.values()
@@ -65,19 +84,22 @@ def _streams(convention: Convention, request: Request) -> dict[str, Tensor]:
     inputs = request.inputs
     source = {"tokens": inputs.query, "query": inputs.query, "key": inputs.key, "value": inputs.value}
     source["context"] = inputs.key
-    laid: dict[int, Tensor] = {}
+    done: dict[tuple[int, str], Tensor] = {}
     found = {}
     for role in convention.streams:
         if role == "context" and inputs.is_self and not convention.needs_context:
             continue
         tensor = source[role]
-        if id(tensor) not in laid:
-            laid[id(tensor)] = _laid_out(tensor, convention)
-        found[role] = laid[id(tensor)]
+        layout = convention.layout if role in ("tokens", "query") else convention.context_layout
+        if (id(tensor), layout) not in done:
+            done[id(tensor), layout] = _laid_out(tensor, convention, layout)
+        found[role] = done[id(tensor), layout]
     return found
 
 
-def _laid_out(tensor: Tensor, convention: Convention) -> Tensor:
+def _laid_out(tensor: Tensor, convention: Convention, layout: Layout) -> Tensor:
+    if layout != "tokens":
+        return laid(tensor, layout)
     if convention.takes == "heads":
         split = tensor.reshape(*tensor.shape[:2], convention.num_heads, -1)
         return split.transpose(1, 2).contiguous() if convention.heads_axis == 1 else split
@@ -109,6 +131,7 @@ def _masks(convention: Convention, request: Request) -> dict[str, Tensor]:
     """
     if convention.call is None and request.keep_keys is request.keep_pairs is None and not convention.unmasked:
         return {}
+    request = with_causality(request) if convention.whole_masks else request
     batch, q_len = request.inputs.query.shape[:2]
     k_len = request.inputs.key.shape[1]
     dtype = request.inputs.query.dtype

@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mha_core.doctor.convention import Convention, Maker, Request, Takes
+from mha_core.doctor.layout import Layout, sides
 from mha_core.doctor.mask_forms import MaskUse
+from mha_core.doctor.packed import packed_count
 from mha_core.doctor.roles import MASKS, Argument, arguments
+from mha_core.doctor.rotary import FORMS, family_rotary, sine_first, unsized
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Signature:
     others: tuple[Argument, ...]
     unknown: tuple[str, ...]
     positional: bool = False
+    packed: bool = False
+    rotary: Maker | None = None
+    sine_first: bool = False
 
     def of(self, *roles: str) -> tuple[Argument, ...]:
         """Give the arguments with these roles."""
@@ -47,16 +54,22 @@ def read_signature(module: nn.Module) -> Signature:
     left = [one for one in found if one.name not in streams.values()]
     if not streams:
         streams, left = _by_place(left)
+    if set(streams) == {"query", "key"}:  # keys that are the values too
+        streams = {"tokens" if role == "query" else "context": name for role, name in streams.items()}
     if list(streams) == ["context"]:
         streams = {"tokens": streams["context"]}
     others = tuple(one for one in left if one.role)
     unknown = tuple(one.name for one in left if one.required and one.role in ("", "tokens", "context", "value", "key"))
     takes: Takes = "qkv" if {"key", "value"} & set(streams) else "context" if "context" in streams else "tokens"
+    if list(streams) == ["tokens"] and (count := packed_count(module, streams["tokens"])) in (2, 3):
+        roles_in = ("query", "key", "value") if count == 3 else ("tokens", "context")
+        inside = dict.fromkeys(roles_in, streams["tokens"])
+        return Signature("qkv" if count == 3 else "context", inside, others, unknown, packed=True)
     if not streams:
         parameters = inspect.signature(module.forward).parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return Signature("tokens", {"tokens": "*"}, others, unknown, positional=True)
-    return Signature(takes, streams, others, unknown)
+    return Signature(takes, streams, others, unknown, False, False, family_rotary(module), sine_first(module))
 
 
 def _stream_role(one: Argument, roles: set[str], streams: dict[str, str]) -> str | None:
@@ -90,6 +103,7 @@ def conventions(signature: Signature, base: Convention) -> Iterator[Convention]:
         takes=signature.takes,
         streams=signature.streams,
         positional=signature.positional,
+        packed=signature.packed,
         weights=_weights(signature),
         causal=tuple(one.name for one in signature.of("causal")),
         cache=next((one.name for one in signature.of("cache")), None),
@@ -102,6 +116,8 @@ def conventions(signature: Signature, base: Convention) -> Iterator[Convention]:
         if one.required and one.role in ("use_cache", "weights", "causal", "average"):
             fixed[one.name] = _false
     fixed |= {one.name: _zero_residual for one in signature.of("residual")}
+    fixed |= {one.name: _sides for one in signature.of("sides") if one.required}
+    fixed |= {one.name: partial(_side, place) for place in (0, 1) for one in signature.of(f"side {place}")}
     rotary = list(_rotary_choices(signature))
     if alibi := [one.name for one in signature.of("alibi") if one.required]:
         rotary = [{**made, alibi[0]: maker} for maker in (_none, _flat_alibi(base.num_heads)) for made in rotary]
@@ -109,6 +125,20 @@ def conventions(signature: Signature, base: Convention) -> Iterator[Convention]:
         if needs_context and signature.takes != "context":
             continue
         yield replace(base, makers={**fixed, **made}, unmasked=unmasked, needs_context=needs_context)
+
+
+def in_layouts(convention: Convention, layouts: Sequence[Layout]) -> Iterator[Convention]:
+    """Lay out everything so, or the query alone beside rows of tokens."""
+    for layout in layouts:
+        yield replace(convention, layout=layout, context_layout=layout)
+        if convention.takes != "tokens" and layout != "tokens":
+            yield replace(convention, layout=layout)
+
+
+def is_grid(convention: Convention) -> bool:
+    """Tell whether tokens are the places of a map, whose sides a module may want to be even."""
+    measured = any(getattr(maker, "func", maker) in (_side, _sides) for maker in convention.makers.values())
+    return measured or convention.layout in ("image", "grid")
 
 
 def _weights(signature: Signature) -> tuple[tuple[str, Any, Any], ...]:
@@ -141,6 +171,14 @@ def _none(request: Request) -> None:
     return None
 
 
+def _sides(request: Request) -> tuple[int, int]:
+    return sides(request.inputs.query.shape[1])
+
+
+def _side(place: int, request: Request) -> int:
+    return _sides(request)[place]
+
+
 def _zero_residual(request: Request) -> Tensor:
     return torch.zeros_like(request.inputs.query)
 
@@ -170,13 +208,15 @@ def _rotary_choices(signature: Signature) -> Iterator[dict[str, Maker]]:
             yield {one.name: _positions for one in signature.of("positions")}
             yield {one.name: _row_positions for one in signature.of("positions")}
         return
-    for form in ("batch", "rows", "half", "complex", "angles"):
+    if rotary and signature.rotary is not None:
+        yield {**places, rotary[0].name: signature.rotary}
+    for form in FORMS:
         makers: dict[str, Maker] = dict(places)
         if rotary:
-            makers[rotary[0].name] = _rotary(form, None)
+            makers[rotary[0].name] = unsized(form, None, signature.sine_first)
         if cos and sin:
-            makers[cos[0].name] = _rotary(form, 0)
-            makers[sin[0].name] = _rotary(form, 1)
+            makers[cos[0].name] = unsized(form, 0)
+            makers[sin[0].name] = unsized(form, 1)
         yield makers
 
 
@@ -197,44 +237,3 @@ def _row_positions(request: Request) -> Tensor:
 
 def _position(request: Request) -> int:
     return request.position
-
-
-def _rotary(form: str, which: int | None) -> Maker:
-    def make(request: Request) -> Any:
-        return request  # replaced by `subject` once the head dimension is known
-
-    make.form = form  # type: ignore[attr-defined]
-    make.which = which  # type: ignore[attr-defined]
-    return make
-
-
-def rotary_maker(form: str, which: int | None, head_dim: int) -> Maker:
-    """Make cosines and sines of rotary positions: (B, S, D) as LLaMA's, (S, D), (S, D / 2), or complex (S, D / 2)."""
-
-    def make(request: Request) -> Any:
-        inputs = request.inputs
-        angles = torch.outer(
-            (request.position + torch.arange(inputs.query.shape[1])).float(),
-            10000.0 ** (-torch.arange(0, head_dim, 2).float() / head_dim),
-        )
-        if form == "complex":
-            return torch.polar(torch.ones_like(angles), angles)
-        if form == "angles":
-            return angles
-        if form != "half":
-            angles = torch.cat([angles, angles], -1)
-        if form == "batch":
-            angles = angles.expand(inputs.query.shape[0], -1, -1)
-        pair = (angles.cos().to(inputs.query.dtype), angles.sin().to(inputs.query.dtype))
-        return pair if which is None else pair[which]
-
-    return make
-
-
-def with_head_dim(convention: Convention, head_dim: int) -> Convention:
-    """Fill in the head dimension where rotary positions need it."""
-    makers: dict[str, Callable[[Request], Any]] = {}
-    for name, maker in convention.makers.items():
-        form = getattr(maker, "form", None)
-        makers[name] = maker if form is None else rotary_maker(form, getattr(maker, "which", None), head_dim)
-    return replace(convention, makers=makers)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from mha_core.doctor.layout import Layout
 from mha_core.doctor.mask_forms import MaskUse
 
 Takes = Literal["tokens", "context", "qkv", "heads"]
@@ -78,8 +79,12 @@ class Convention:
         positional: pass the tensors by place, in the order of `streams`, as forward(*args) needs.
         batch_first: what the module itself wants.
         num_heads: where a mask or an input is laid out per head.
+        layout, context_layout: how tokens, and what is attended to, are laid out where they are no rows of tokens.
+        one_query: it answers one query per call, so it is called once for each.
+        packed: the tensors are handed over in one tuple.
         heads_axis: for `takes == "heads"`, 1 for (B, H, S, D), 2 for (B, S, H, D).
         masks: how masks are given; several with one scope are given together.
+        whole_masks: a mask given takes the place of the module's own causal one, so causality is written into it.
         unmasked: what a mask argument gets when nothing is hidden, where it may not be left out.
         makers: other arguments forward needs, made from the request.
         weights: arguments that ask for weights, with the value that does and the one that does not.
@@ -97,8 +102,13 @@ class Convention:
     num_heads: int = 1
     heads_axis: int = 1
     positional: bool = False
+    layout: Layout = "tokens"
+    context_layout: Layout = "tokens"
+    packed: bool = False
+    one_query: bool = False
     masks: tuple[MaskUse, ...] = ()
     self_masks: tuple[MaskUse, ...] = ()
+    whole_masks: bool = False
     unmasked: tuple[MaskUse, ...] = ()
     makers: dict[str, Maker] = field(default_factory=dict)
     weights: tuple[tuple[str, Any, Any], ...] = ()

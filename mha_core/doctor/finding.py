@@ -22,6 +22,7 @@ from mha_core.doctor.returns import leaves
 from mha_core.doctor.roles import MASKS
 from mha_core.doctor.sizes import Sizes, declared
 from mha_core.doctor.ways import Given, Prober, Way, find_way, probe_sizes, request
+from mha_core.doctor.whole_mask import replaces_causality
 from mha_core.doctor.words import Told, assumptions
 
 QUIET = 1e-7  # relative movement of an output below which nothing moved
@@ -84,6 +85,8 @@ def find(module: nn.Module, given: Given) -> Found:
     masks = _masks(prober, way, signature, cross)
     way = replace(way, convention=mask_choice.with_masks(way.convention, masks))
     plain = request(way, probe_sizes(way, heads), False)
+    if way.failure is None and replaces_causality(module, prober, way.convention, plain):
+        way = replace(way, convention=replace(way.convention, whole_masks=True))
     start = None if way.failure else find_cache(prober.module, way.convention, plain, files)
     return _gathered(prober, given, sizes, way, _Seen(cross, heads, order, masks, start, person))
 

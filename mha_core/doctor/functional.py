@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from mha_core.doctor.candidates import Signature, conventions, with_head_dim
+from mha_core.doctor.candidates import Signature, conventions
 from mha_core.doctor.convention import Convention
+from mha_core.doctor.rotary import with_head_dim
 from mha_core.doctor.sizes import Sizes
 
 FUNCTIONAL_HEADS, FUNCTIONAL_DIM = 4, 6  # where nothing is said

@@ -17,6 +17,7 @@ from mha_core.doctor.cores import Core
 from mha_core.doctor.head_rows import Mixing, channels_read, inner_rows, operand, output_mixing, watched
 from mha_core.doctor.influence import Look, Probe, mapped, redrawn
 from mha_core.doctor.mistakes import mask_mistake, split_mistake
+from mha_core.doctor.pointing import attention_line, projection_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, ModuleFailure, Subject
 
@@ -75,6 +76,7 @@ def _deaf(probe: Probe, inputs: Inputs, base: Look) -> CheckResult | None:
         f"weights are the same whatever the {length} tokens are: scores have no say, at most {float(weights.max()):.3g}"
     )
     evidence = {"tokens": length, "largest_weight": float(weights.max())}
+    where = where or attention_line(base)
     return CheckResult("reach", "fail", reason, evidence, cause or "scores are drowned by what is added", where)
 
 
@@ -89,7 +91,7 @@ def _twins(base: Look, length: int) -> CheckResult | None:
     reason = (
         f"all {heads.shape[0]} heads compute the same weights: they share one projection of the query and of the key"
     )
-    where = base.cores[0].scores_place
+    where = projection_line(base, "query")
     return CheckResult("reach", "fail", reason, {"heads": heads.shape[0]}, "all heads are one head", where)
 
 
@@ -103,7 +105,8 @@ def _one_output(subject: Subject, base: Look) -> CheckResult | None:
         f"all {output.shape[1]} outputs of a sample are the same, although its tokens are not: the query has no say"
     )
     cause = "weights do not meet the values they belong to"
-    return CheckResult("reach", "fail", reason, {"tokens": output.shape[1], "relative_difference": spread}, cause)
+    evidence = {"tokens": output.shape[1], "relative_difference": spread}
+    return CheckResult("reach", "fail", reason, evidence, cause, attention_line(base))
 
 
 def _scrambled(subject: Subject, look: Look, mixing: Mixing, length: int) -> CheckResult:
@@ -114,6 +117,7 @@ def _scrambled(subject: Subject, look: Look, mixing: Mixing, length: int) -> Che
     else:
         reason = f"row {mixing.row} of a head's {mixing.of} holds token {mixing.token}, of {length} tokens"
         cause = cause or "heads were split without a transpose"
+    where = where or attention_line(look)
     evidence = {"tokens": length, "batch_and_head_index": mixing.head, "row": mixing.row, "token": mixing.token}
     return CheckResult("reach", "fail", reason, evidence, cause, where)
 
@@ -134,10 +138,10 @@ def _narrow(subject: Subject, probe: Probe, look: Look, leaves: Inputs) -> Check
             f"a head's {name} reads {seen} of {width} channels, by a projection all heads share, {count} parameters"
         )
         cause = "the input is split into heads before the projection"
-        where = split_mistake(subject, look, BATCH, leaves.query.shape[1])[1]
+        where = split_mistake(subject, look, BATCH, leaves.query.shape[1])[1] or projection_line(look, name)
         return CheckResult("reach", "fail", f"{reason} instead of about 4*E*E = {full}", evidence, cause, where)
     reason = f"a head's {name} reads {seen} of {width} channels of a token, with a projection of its own"
-    return CheckResult("reach", "warn", reason, evidence)
+    return CheckResult("reach", "warn", reason, evidence, "", projection_line(look, name))
 
 
 def _is_shared(probe: Probe, look: Look, leaves: Inputs, seen: int) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from mha_core.doctor.cores import Core
 from mha_core.doctor.influence import NOISE, Look, Part, Probe, key_part, mapped, movement, redrawn, replaced
 from mha_core.doctor.subject import Inputs, ModuleFailure
+from mha_core.doctor.walk import makers
 
 HEADS_LOOKED_AT = 3
 SIDES = ("query", "key", "value")
@@ -131,12 +132,27 @@ def watched(probe: Probe, inputs: Inputs) -> tuple[Look, Inputs]:
 
 
 def output_mixing(look: Look) -> Mixing | None:
-    """Find an output of sample 0 that is made of another query's row of the only attention there is."""
-    if len(look.cores) != 1:
+    """Find an output of sample 0 that is made of another query's row, where no attention follows another."""
+    if not _side_by_side(look):
         return None
+    found = (_output_mixing(look, core) for core in look.cores)
+    return next((mixing for mixing in found if mixing is not None), None)
+
+
+def _side_by_side(look: Look) -> bool:
+    """Tell whether no attention reads what another gave, as heads that are modules of their own."""
+    softmaxes = {core.softmax_step.index for core in look.cores if core.softmax_step is not None}
+    for core in look.cores[1:]:
+        for source in (core.q_source, core.k_source, core.v_source):
+            if source is None or any(step.index in softmaxes for step in makers(look.trace, source[0])):
+                return False
+    return True
+
+
+def _output_mixing(look: Look, core: Core) -> Mixing | None:
     output = look.answer.output
     length = output.shape[1]
-    q = _in_graph(look.cores[0], "query", length)
+    q = _in_graph(core, "query", length)
     if q is None or not output.requires_grad:
         return None
     sources = []

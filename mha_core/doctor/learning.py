@@ -43,6 +43,7 @@ class History:
         norms: for each parameter, the norm of its gradient in each step (0 for none).
         sizes: for each parameter, its norm before the first step.
         token_norms: smallest gradient of any input token in the last step, by input name.
+        touched: for each matrix, the elements that ever got a gradient, bool.
         trace: of the first forward pass. module: the copy that was trained.
     """
 
@@ -50,6 +51,7 @@ class History:
     norms: dict[str, list[float]] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
     token_norms: dict[str, float] = field(default_factory=dict)
+    touched: dict[str, Tensor] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     reaches_output: bool = True
 
@@ -81,6 +83,8 @@ def train(subject: Subject, inputs: Inputs, use: Use) -> History:
         for name, parameter in wanted.items():
             grad = parameter.grad
             history.norms[name].append(0.0 if grad is None else _norm(grad))
+            if grad is not None and grad.dim() == 2 and not grad.is_sparse:
+                history.touched[name] = history.touched.get(name, torch.zeros(())).bool() | (grad != 0)
         history.token_norms = _tokens(leaves)
         _descend(wanted)
     return history

@@ -18,7 +18,7 @@ _HIDE = (
 _KEEP = (
     r"keep|kept|attend|visible|valid|\breal\b|allow|particip|takes? part|token|\bused?\b|\bsees?\b|present|seen|words?"
 )
-_TRUE, _FALSE = r"\b(true|1s?|1\.0|ones?|non-?zero)\b", r"\b(false|0s?|0\.0|zeros?)\b"
+_TRUE, _FALSE = r"\b(true|1\.0?|1s?|ones?|non-?zero)(?!\w)", r"\b(false|0\.0?|0s?|zeros?)(?!\w)"
 _AXES = (
     ("B", r"b|n|bs|bsz|batch([_ ]?size)?|n_?batch|num_samples"),
     ("1", "1"),
@@ -49,10 +49,15 @@ def documented(module: nn.Module, name: str) -> tuple[str, ...]:
     """Give the kinds the documentation names for this argument: keeping, hiding, added, or () where it says nothing."""
     near = _near(module, name)
     near = re.sub(r"\b(non|not|un)[- ]?(to )?(be )?(pad\w*|mask\w*|ignor\w*|hidden|block\w*|exclud\w*)", "valid", near)
-    if re.search(r"-\s*inf|minus inf|additive|added to", near):
-        return ADDED
+    added = re.search(r"-\s*inf|minus inf|additive|added to", near)
+    told = _polarity(near[: added.start()] if added else near, (True,) if added else (True, False))
+    return told or (ADDED if added else ())
+
+
+def _polarity(near: str, values: tuple[bool, ...]) -> tuple[str, ...]:
+    """Read what True (or 1) and False (or 0) are said to do."""
     for word, kinds, opposite in ((_TRUE, KEEPING, HIDING), (_FALSE, HIDING, KEEPING)):
-        for found in re.finditer(word, near):
+        for found in re.finditer(word, near) if (word is _TRUE) in values else ():
             other = _FALSE if word is _TRUE else _TRUE
             after = re.split(rf"[,;.()\n]|{other}", near[found.end() :], maxsplit=1)[0]
             before = re.split(r"[,;.()\n]", near[: found.start()])[-1]
@@ -90,11 +95,18 @@ def by_name(name: str) -> tuple[str, ...]:
     return (*HIDING, *ADDED) if re.fullmatch("(attn|src|tgt|memory)_mask", name) else KEEPING
 
 
+def documented_scope(module: nn.Module, name: str) -> Scope | None:
+    """Give "keys" where the name or the written shapes say that the argument only tells padding."""
+    written = written_shapes(module, name)
+    told = re.search("pad|len|key_mask", name) or (written and all(shape in SHAPES["keys"] for shape in written))
+    return "keys" if told else None
+
+
 def natural_scope(module: nn.Module, name: str) -> Scope | None:
     """Give what an argument is usually a mask over; None where it can be either."""
-    written = written_shapes(module, name)
-    if re.search("pad|len|key_mask", name) or (written and all(shape in SHAPES["keys"] for shape in written)):
+    if documented_scope(module, name) == "keys":
         return "keys"
+    written = written_shapes(module, name)
     if written and all(shape in SHAPES["pairs"] for shape in written):
         return "pairs"
     return "pairs" if re.search("attn_mask|causal|tgt_mask|src_mask", name) else None

@@ -12,16 +12,25 @@ from torch import nn
 
 from mha_core.doctor.causes import mask_cause, softmax_cause, split_cause
 from mha_core.doctor.influence import Look
+from mha_core.doctor.pointing import mask_line
 from mha_core.doctor.report import Place
 from mha_core.doctor.subject import Subject
+from mha_core.doctor.walk import makers
 
 Cause = tuple[str, Place | None]
 UNKNOWN: Cause = ("", None)
+CUTTING = ("__getitem__", "getitem", "narrow", "split", "chunk", "index_select")
 
 
 def mask_mistake(look: Look) -> Cause:
     """Name what is wrong with the mask of the first attention."""
     return _asked(mask_cause, look)
+
+
+def mask_finding(look: Look) -> Cause:
+    """Name what is wrong with the mask, with the line of the mask or of the attention where no mistake is known."""
+    cause, where = mask_mistake(look)
+    return cause, where or mask_line(look)
 
 
 def split_mistake(subject: Subject, look: Look, batch: int, q_len: int, k_len: int | None = None) -> Cause:
@@ -32,6 +41,21 @@ def split_mistake(subject: Subject, look: Look, batch: int, q_len: int, k_len: i
 def softmax_mistake(subject: Subject, look: Look, batch: int, q_len: int, k_len: int | None = None) -> Cause:
     """Name what is wrong with the softmax."""
     return _asked(softmax_cause, look, **_sizes(subject, batch, q_len, k_len))
+
+
+def unequal_lengths(look: Look) -> Cause:
+    """Name keys and values that are not equally many, and the line that shortened one of them.
+
+    torch's fused attention takes them, and reads past the end of the shorter one.
+    """
+    for core in look.cores[:1]:
+        keys, values = core.k.shape[-2], core.v.shape[-2]
+        source = core.v_source if values < keys else core.k_source
+        if keys == values or source is None:
+            continue
+        cuts = (step.place for step in makers(look.trace, source[0]) if step.name in CUTTING and step.place)
+        return f"{keys} keys meet {values} values", next(cuts, core.values_place)
+    return UNKNOWN
 
 
 def first_named(*causes: Cause) -> Cause:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.influence import hiding, key_part, mapped, redrawn, replaced
+from mha_core.doctor.influence import NOISE, Probe, hiding, influence, key_part, mapped, redrawn, replaced
 from mha_core.doctor.lengths import usable_lengths
 from mha_core.doctor.subject import Inputs, Subject
 
@@ -35,10 +35,19 @@ def padded_cases(subject: Subject) -> list[Case]:
     length = usable_lengths(subject, LENGTHS, batch=BATCH)[0]
     if length < 3:
         return []
-    made = [_case(subject, subject.inputs(BATCH, length), left) for left in (False, True)]
+    alone = _queries_are_keys(subject, length)
+    made = [_case(subject, subject.inputs(BATCH, length), left) for left in (False, True) if not alone]
     if subject.can_cross and subject.takes != "tokens":
         made.append(_case(subject, subject.inputs(BATCH, 5, 7), False))
     return [case for case in made if case is not None]
+
+
+def _queries_are_keys(subject: Subject, length: int) -> bool:
+    """Tell whether queries are attended to beside the context: a hidden token that is a query too stays visible."""
+    if subject.takes != "context" or not subject.can_cross or subject.convention.self_masks:
+        return False
+    moved = influence(Probe(subject), subject.inputs(BATCH, length, length + 2), "query", tokens=(0,))[0, 0]
+    return bool((moved[1:] > NOISE).any())
 
 
 def _case(subject: Subject, inputs: Inputs, left: bool) -> Case | None:
@@ -72,8 +81,11 @@ def with_other_tokens(inputs: Inputs, where: Tensor, scale: float = 1.0) -> Inpu
 def can_compare(subject: Subject, case: Case) -> bool:
     """Tell whether a sample without its padding has to give the same: places may not count from the other end.
 
-    With queries beside a longer memory, taking keys away also moves the places of queries relative to the others.
+    With queries beside a longer memory, taking keys away also moves the places of queries relative to the others, and
+    so the triangle of a causal module.
     """
     absolute = {"learned positions", "conv", "recurrent"} & set(subject.position_signs)
-    moves = case.inputs.query.shape[1] != case.inputs.key.shape[1] and bool(subject.position_signs)
+    moves = case.inputs.query.shape[1] != case.inputs.key.shape[1] and bool(
+        subject.position_signs or subject.expects_causal
+    )
     return not (case.left and absolute) and not moves

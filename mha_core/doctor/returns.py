@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mha_core.doctor.convention import Answer, Convention, Request
 from mha_core.doctor.failure import ModuleFailure
+from mha_core.doctor.layout import unfolded
 
 _WEIGHT_NAMES = re.compile(r".*(attn|attention|weight|prob|map|score)", re.IGNORECASE)
 MAX_SINKS = 2  # columns of weights beyond the keys: learned sinks, bias_k, zero_attn
@@ -56,6 +57,8 @@ class Map:
 def as_output(leaf: Tensor, convention: Convention, request: Request) -> Tensor | None:
     """Give a tensor as (B, Sq, anything), or None where its shape does not allow it."""
     batch, q_len = request.inputs.query.shape[:2]
+    if (folded := unfolded(leaf, convention.layout, batch, q_len)) is not None:
+        return folded
     if leaf.dim() == 4 and convention.takes == "heads":
         axis = convention.heads_axis
         if leaf.shape[0] == batch and leaf.shape[3 - axis] == q_len:

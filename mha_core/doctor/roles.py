@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _ROLES: tuple[tuple[str, str], ...] = (
@@ -23,6 +23,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ("sin", r"sin|freqs_sin|rope_sin"),
     ("positions", r"(position_ids?|positions?|cache_position|pos_ids|input_pos|start_pos|offset|input_positions)"),
     ("residual", r"residual"),
+    ("sides", r"(hw|h_w|hw_shape|x_size|spatial_shape|spatial_size|input_resolution|resolution|grid_size|feat_size)"),
     ("alibi", r"alibi\w*"),
     ("head_mask", r"(layer_)?head_mask"),
     ("lengths", r"(\w*_)?(valid_)?(lens?|lengths?)|valid_lens?"),
@@ -39,7 +40,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ),
     (
         "query",
-        r"(q|queries|query|Q|x_?q|q_?in(put)?|query_(states|input|tensor|layer)|q_x|inputs?_q|queries_?in|latents?)",
+        r"(dec(oder)?_(out(put)?s?|hiddens?|states?)|q|queries|query|Q|x_?q|q_?in(put)?|query_(states|input|tensor|layer)|q_x|inputs?_q|queries_?in|latents?)",
     ),
     ("key", r"(k|keys?|K|x_?k|k_?in(put)?|key_(states|input|tensor|layer)|k_x|inputs?_k)"),
     ("value", r"(v|values?|V|x_?v|v_?in(put)?|value_(states|input|tensor|layer)|v_x|inputs?_v)"),
@@ -50,6 +51,7 @@ _ROLES: tuple[tuple[str, str], ...] = (
     ),
 )
 MASKS = ("mask", "lengths")
+_SIDES = ("H W", "h w", "height width", "Hh Ww", "hh ww", "h_dim w_dim", "x_h x_w", "n_rows n_cols", "rows cols")
 STREAMS = ("query", "key", "value", "context", "tokens")
 
 
@@ -83,4 +85,8 @@ def arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
         default = None if required else parameter.default
         positional = parameter.kind is not parameter.KEYWORD_ONLY
         found.append(Argument(parameter.name, role_of(parameter.name), required, positional, default))
-    return tuple(found)
+    named = {one.name: one for one in found}
+    for pair in (written.split() for written in _SIDES):  # a map's height and width, beside its tokens
+        if all(name in named and named[name].required for name in pair):
+            named |= {name: replace(named[name], role=f"side {place}") for place, name in enumerate(pair)}
+    return tuple(named.values())

@@ -106,10 +106,19 @@ def declared_batch_first(module: nn.Module) -> bool | None:
             return value
     told = _order_in_words(" ".join(inspect.getdoc(one) or "" for one in (type(module), module.forward)))
     told = _order_in_names(module) if told is None else told
+    told = False if told is None and _as_torch_layers(module) else told
     if told is None:
         comments = " ".join(re.findall(r"#[^\n]*", class_source(module)))
         told = _order_in_words(comments)
     return told
+
+
+def _as_torch_layers(module: nn.Module) -> bool:
+    """Tell whether forward is written as torch's encoder and decoder layers, around layers that are sequence first."""
+    orders = [part.batch_first for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
+    names = set(inspect.signature(module.forward).parameters)
+    written = {"src", "src_key_padding_mask"} <= names or {"tgt", "memory", "tgt_key_padding_mask"} <= names
+    return bool(orders) and not any(orders) and written
 
 
 def class_source(module: nn.Module) -> str:

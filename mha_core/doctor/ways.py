@@ -17,13 +17,16 @@ from mha_core.doctor.expression import PersonCall
 from mha_core.doctor.failure import ModuleFailure
 from mha_core.doctor.functional import FUNCTIONAL_DIM, FUNCTIONAL_HEADS, by_temperature, on_heads, projects, unborn
 from mha_core.doctor.knobs import copied
+from mha_core.doctor.layout import GRID_LENGTHS, possible_layouts, written_layouts
+from mha_core.doctor.rotary import rotary_widths, with_head_dim
 from mha_core.doctor.signs import library
 from mha_core.doctor.sizes import Sizes, fixed_lengths, input_widths
 from mha_core.errors import MhaError
 
-PRIMES = (3, 5, 7, 11, 13, 2)
+PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 2)
 PROBE_SCALE = 0.3
 MAX_TRIALS = 400
+MASKS_IN_LAYOUTS = 3  # conventions tried per layout that nothing but the module's parts speaks for
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,12 @@ def find_way(
                 first = failed
         else:
             return way, signature
-    if first is not None and (bound := _bound(prober, first, base.num_heads)):
-        return bound, signature
+    if first is not None:
+        found = _bound(prober, first, base.num_heads) or _one_query(prober, first, base.num_heads)
+        if found is not None:
+            return found, signature
+    if first is not None and first.failure is not None and (pooled := _pooled(first)):
+        raise MhaError("call", type(prober.module).__name__, "a layer with one output per token", problem=pooled)
     if first is not None and not library(prober.module) and not signature.unknown and _understood(first, signature):
         return first, signature
     raise _cannot_call(prober.module, signature, first) from (first.failure if first else None)
@@ -153,14 +160,22 @@ def _trials(
         )
         yield from (Way(convention, widths) for widths in _widths(module, given, sizes, signature))
         return
+    layouts = written_layouts(module)
     split = signature.takes == "qkv" and not projects(module)
     if split:
         yield from (Way(*found) for found in on_heads(module, given.embed_dim, heads, sizes, signature, base))
     for widths in _widths(module, given, sizes, signature):
-        head_dims = dict.fromkeys([sizes.head_dim or 0, widths[0] // (heads or 1)])
+        head_dims = dict.fromkeys([*rotary_widths(module), sizes.head_dim or 0, widths[0] // (heads or 1)])
         for head_dim in [one for one in head_dims if one >= 2] or [2]:
             for convention in candidates.conventions(signature, base):
-                yield Way(candidates.with_head_dim(convention, head_dim), widths)
+                yield from (
+                    Way(with_head_dim(one, head_dim), widths)
+                    for one in candidates.in_layouts(convention, (*layouts, "tokens"))
+                )
+    if not layouts:  # after everything that reads tokens
+        for widths in _widths(module, given, sizes, signature):
+            for convention in islice(candidates.conventions(signature, base), MASKS_IN_LAYOUTS):
+                yield from (Way(one, widths) for one in candidates.in_layouts(convention, possible_layouts(module)))
     if signature.takes == "qkv" and not split:
         yield from (Way(*found) for found in on_heads(module, given.embed_dim, heads, sizes, signature, base))
     if signature.positional:  # forward(*args): after x alone, query, key and value
@@ -179,8 +194,9 @@ def _widths(
     tried = tried[:6]
     for width in tried:
         others = (sizes.key_dim or width, sizes.value_dim or sizes.key_dim or width)
-        yield (width, *others)
-        if others != (width, width):
+        if signature.takes != "tokens":
+            yield (width, *others)
+        if others != (width, width) or signature.takes == "tokens":
             yield width, width, width
     if signature.takes in ("context", "qkv"):
         keys, values = (input_widths(module, part) or listed[:4] for part in ("key", "value"))
@@ -194,7 +210,8 @@ def _widths(
 
 def _bound(prober: Prober, failed: Way, heads: int | None) -> Way | None:
     """Find the one length a module is bound to, as windows and learned tables over pairs are."""
-    for length in fixed_lengths(prober.module):
+    grid = GRID_LENGTHS if candidates.is_grid(failed.convention) else ()
+    for length in (*grid, *fixed_lengths(prober.module)):
         way = replace(failed, failure=None, length=length)
         try:
             prober(way.convention, request(way, probe_sizes(way, heads), False))
@@ -202,6 +219,26 @@ def _bound(prober: Prober, failed: Way, heads: int | None) -> Way | None:
             continue
         return way
     return None
+
+
+def _pooled(way: Way) -> str:
+    """Say that a module gives one vector per sample, "" where it does not."""
+    text = way.failure.text if way.failure and way.failure.error is None else ""
+    if re.search(rf"returned: \({PRIMES[0]}, \d+\)", text) is None:
+        return ""
+    return f"the module pools: {text}; the checks compare one output per token, so examine the attention inside it"
+
+
+def _one_query(prober: Prober, failed: Way, heads: int | None) -> Way | None:
+    """Find a module that answers one query per call, as a decoder's step does; it is called once for each."""
+    if failed.convention.takes not in ("context", "qkv"):
+        return None
+    way = replace(failed, failure=None, convention=replace(failed.convention, one_query=True))
+    try:
+        prober(way.convention, request(way, probe_sizes(way, heads), True))
+    except ModuleFailure:
+        return None
+    return way
 
 
 def probe_sizes(way: Way, heads: int | None) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Mask values that scores can beat: how weak is too weak.
 
 A hidden score is replaced by a number, or has one added. Scores of a few thousand, which trained models reach, beat
--1e4; nothing a float16 or a float32 layer computes in practice beats -1e9.
+-1e4; nothing a float16 or a float32 layer computes in practice beats -1e9, or the -1e6 of a well-known textbook.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from mha_core.doctor.influence import Look
 from mha_core.doctor.mistakes import mask_mistake
 from mha_core.doctor.report import CheckId, CheckResult
 
-TOO_WEAK, WEAK = -1e5, -1e8  # a fill above the first is a failure, up to the second a warning
+TOO_WEAK, WEAK = -1e5, -1e6  # a fill above the first is a failure, above the second a warning
+SURE = -1e8  # a fill above this is told of, though it passes
 UNSEEN_FAILS_TO, UNSEEN_WARNS_TO = 1e2, 1e3  # without a fill in the trace: inputs this large that already leak
 
 
@@ -45,6 +46,12 @@ def judge_fill(
         cause = cause or f"the mask's value {fill:.3g} is too weak: use -inf or the dtype's minimum"
         evidence = {**evidence, "fill": fill}
     return CheckResult(check, status, reason, evidence, cause, where)  # type: ignore[arg-type]
+
+
+def fill_note(look: Look) -> dict[str, Any]:
+    """Tell of a fill that is strong enough and no more, as evidence of a pass."""
+    fills = [core.fill for core in look.cores if core.fill is not None and core.fill > SURE]
+    return {"fill": max(fills), "note": "scores below the fill would let hidden keys win"} if fills else {}
 
 
 def _comes_after(core: Core) -> bool:

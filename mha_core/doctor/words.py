@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mha_core.doctor.layout import LAYOUTS
 from mha_core.doctor.ways import Way
 
 
@@ -28,6 +29,8 @@ def assumptions(told: Told) -> dict[str, Any]:
     found: dict[str, Any] = {"calls": told.call or _call(told), "embed_dim": query, "num_heads": told.heads}
     if (key, value) != (query, query):
         found |= {"key_dim": key, "value_dim": value}
+    if convention.layout != "tokens":
+        found["layout"] = LAYOUTS[convention.layout]
     if convention.takes == "heads":
         layout = "(B, H, S, D)" if convention.heads_axis == 1 else "(B, S, H, D)"
         found["layout"] = f"heads already split, {layout}"
@@ -43,6 +46,8 @@ def assumptions(told: Told) -> dict[str, Any]:
         use = convention.mask(scope)
         if use is not None:
             found[label] = str(use) + (" (guessed: no form hides keys)" if use.argument in told.guessed else "")
+    if convention.whole_masks:
+        found["a mask given"] = "replaces the module's causal mask, so it is given with causality written into it"
     if told.way.failure is not None:
         found["call failed"] = told.way.failure.text
     return found
@@ -50,5 +55,9 @@ def assumptions(told: Told) -> dict[str, Any]:
 
 def _call(told: Told) -> str:
     convention = told.way.convention
-    names = ["*" if name == "*" else name for name in convention.streams.values()]
+    names = list(convention.streams.values())
+    if convention.one_query:
+        return f"module({', '.join(names)}), one query per call"
+    if convention.packed:
+        return f"module(({', '.join(convention.streams)}))"
     return f"module({', '.join(names)})"

@@ -73,6 +73,7 @@ def test_outputs_are_those_of_the_layer(subjects: dict[tuple[str, str | None], S
     for keys, pairs in ((KEYS, None), (None, TRIL), (KEYS, TRIL)):
         keep = torch.ones(B, S, S, dtype=torch.bool) if keys is None else KEYS[:, None].expand(B, S, S)
         keep = keep if pairs is None else keep & pairs
+        keep = keep & TRIL if causal else keep  # a mask given takes the place of the layer's own
         mask = torch.zeros(B, 1, S, S).masked_fill(~keep[:, None], torch.finfo(torch.float32).min)
         expected = by_hand(name, layer, inputs.query, mask)
         assert torch.allclose(subject.call(inputs, keep_keys=keys, keep_pairs=pairs).output, expected, atol=1e-5)

@@ -270,3 +270,46 @@ def test_a_projection_that_starts_at_zero_is_by_design() -> None:
 def test_libraries_raise_no_alarm(module: nn.Module, check) -> None:  # type: ignore[no-untyped-def]
     found = check(examine(module))
     assert found.status in ("pass", "by_design", "not_applicable"), found.reason
+
+
+class Fused(Layer):
+    """q, k and v from one matrix; `taken` says which third each of them is."""
+
+    taken = (0, 1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(EMBED, 3 * EMBED)
+        del self.q_proj, self.k_proj, self.v_proj
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(x).chunk(3, -1)  # here
+        q, k, v = (parts[i].view(*x.shape[:2], self.num_heads, -1).transpose(1, 2) for i in self.taken)
+        return q, k, v
+
+
+class ValuesAreKeys(Fused):
+    taken = (0, 1, 1)
+
+
+class KeysAreQueries(Fused):
+    taken = (0, 0, 2)
+
+
+@pytest.mark.parametrize(("kind", "third"), [(ValuesAreKeys, 2), (KeysAreQueries, 1)])
+def test_a_third_that_nobody_takes_fails(kind: type[nn.Module], third: int) -> None:
+    found = gradients.check(examine(kind()))
+    assert found.status == "fail", found
+    assert found.evidence["rows"] == [third * EMBED, (third + 1) * EMBED - 1]
+    assert found.where is not None
+    assert "# here" in found.where.code
+
+
+def test_whole_thirds_and_their_key_bias_do_not_fail() -> None:
+    assert gradients.check(examine(Fused())).status in ("pass", "by_design")
+
+
+def test_sizes_of_the_matrices_are_told_where_heads_are_shared() -> None:
+    shapes = gqa.check(examine(Grouped())).evidence["parameter_shapes"]
+    assert shapes["k_proj.weight"] == [2 * 5, 6 * 5]
+    assert shapes["q_proj.weight"] == [6 * 5, 6 * 5]

@@ -81,7 +81,14 @@ def weak(value: float) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("value", "status"),
-    [(-1e4, "fail"), (-1e6, "warn"), (-1e9, "pass"), (torch.finfo(torch.float32).min, "pass"), (-torch.inf, "pass")],
+    [
+        (-1e4, "fail"),
+        (-3e5, "warn"),
+        (-1e6, "pass"),
+        (-1e9, "pass"),
+        (torch.finfo(torch.float32).min, "pass"),
+        (-torch.inf, "pass"),
+    ],
 )
 def test_the_future_is_hidden_as_well_as_its_value_is_strong(value: float, status: str) -> None:
     result = causality.check(examine(weak(value)))
@@ -180,7 +187,10 @@ def test_masks_in_the_order_of_heads_mix_samples() -> None:
     assert "repeat_interleave" in result.cause
 
 
-@pytest.mark.parametrize(("value", "status"), [(-1e4, "fail"), (-1e6, "warn"), (-1e9, "pass"), (-torch.inf, "pass")])
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [(-1e4, "fail"), (-99999.0, "fail"), (-1e5, "warn"), (-1e6, "pass"), (-1e9, "pass"), (-torch.inf, "pass")],
+)
 def test_padding_is_hidden_as_well_as_its_value_is_strong(value: float, status: str) -> None:
     class Filled(Sound):
         def hide(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -188,6 +198,7 @@ def test_padding_is_hidden_as_well_as_its_value_is_strong(value: float, status: 
 
     result = padding.check(examine(Filled()))
     assert result.status == status, result
+    assert ("fill" in result.evidence) is (value > -1e7)  # told of, though it may pass
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from mha_core.doctor.causal_uses import BATCH, Seen, Use, all_asked, all_seen, c
 from mha_core.doctor.influence import NOISE, Probe, influence, key_part, movement, redrawn, replaced
 from mha_core.doctor.lengths import usable_lengths
 from mha_core.doctor.mistakes import UNKNOWN, Cause, mask_mistake
+from mha_core.doctor.pointing import attention_line, leak_line, mask_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import ModuleFailure, Subject
-from mha_core.doctor.weak_fill import judge_fill
+from mha_core.doctor.weak_fill import fill_note, judge_fill
 
 LENGTHS, SCALES = (5, 7, 8, 12), (1e2, 1e3, 1e4)
 
@@ -37,7 +38,7 @@ def check(subject: Subject) -> CheckResult:
     if wanted is None and any((one.is_causal and one.sees_others) or one.is_almost_causal for one in seen):
         wanted = True
     if wanted is False:
-        return _not_causal(seen, length)
+        return _not_causal(subject, seen, length)
     causal = [*(seen if wanted else []), *asked]
     leaking = next((one for one in causal if not one.is_causal), None)
     if leaking is not None:
@@ -60,7 +61,7 @@ def _upside(subject: Subject, one: Seen, length: int) -> CheckResult:
     )
 
 
-def _not_causal(seen: list[Seen], length: int) -> CheckResult:
+def _not_causal(subject: Subject, seen: list[Seen], length: int) -> CheckResult:
     hidden = next((one for one in seen if one.is_causal and one.sees_others), None)
     if hidden is None:
         evidence: dict[str, Any] = {"modes": len(seen), "tokens": length}
@@ -71,7 +72,8 @@ def _not_causal(seen: list[Seen], length: int) -> CheckResult:
     open_one = next(one for one in seen if not one.is_causal)
     reason = f"the future is hidden in one mode ({hidden.use.words}) and not in another ({open_one.use.words})"
     evidence = {**_evidence(open_one, length), "mode_without_leak": hidden.use.words}
-    return CheckResult("causality", "fail", reason, evidence, f"the causal mask is missing in: {open_one.use.words}")
+    cause, where = f"the causal mask is missing in: {open_one.use.words}", _cause(subject, open_one, length)[1]
+    return CheckResult("causality", "fail", reason, evidence, cause, where)
 
 
 def _evidence(one: Seen, length: int, scale: float = 1.0) -> dict[str, Any]:
@@ -111,8 +113,13 @@ def _leak(subject: Subject, one: Seen, group: list[Seen], length: int) -> CheckR
 
 
 def _cause(subject: Subject, one: Seen, length: int) -> Cause:
+    probe, inputs = Probe(subject, one.use.mode, one.use.masks), subject.inputs(BATCH, length)
+    first = max(int(one.leak.argmax()) % length, 1)
     try:
-        return mask_mistake(Probe(subject, one.use.mode, one.use.masks).look(subject.inputs(BATCH, length)))
+        look = probe.look(inputs)
+        cause, where = mask_mistake(look)
+        later = replaced(inputs, redrawn(inputs), key_part(inputs), 0, slice(first, None))
+        return cause, where or leak_line(look, probe.look(later), length, first) or attention_line(look)
     except ModuleFailure:
         return UNKNOWN
 
@@ -127,6 +134,10 @@ def _hidden_well(subject: Subject, group: list[Seen], length: int) -> CheckResul
         if finding is not None:
             return finding
     evidence: dict[str, Any] = {"modes": len(group), "tokens": length, "largest_input_scale": SCALES[-1]}
+    evidence |= _fill_note(subject, group[0], length)
+    if subject.convention.whole_masks:
+        reason = "by itself no output depends on a later token; a mask given replaces the causal one and has to hold it"
+        return CheckResult("causality", "by_design", reason, evidence)
     aligned = _alignment(subject, group[0])
     if aligned:
         evidence["alignment_4_queries_7_keys"] = aligned
@@ -162,7 +173,7 @@ def _blind_to_itself(subject: Subject, one: Seen, length: int) -> CheckResult | 
     own = weights.diagonal(dim1=-2, dim2=-1).reshape(-1, length)
     if bool((own.nan_to_num() != 0).any()):
         return None
-    _, where = mask_mistake(look)
+    where = mask_mistake(look)[1] or mask_line(look)
     reason = f"no row may see itself: the weight of every one of {length} tokens on itself is 0 ({one.use.words})"
     evidence = {"mode": one.use.words, "tokens": length, "weight_on_itself": 0.0}
     return CheckResult("causality", "fail", reason, evidence, "off by one: the diagonal is hidden too", where)
@@ -226,4 +237,9 @@ def _given_mask(subject: Subject, length: int) -> CheckResult:
         if scaled is not None:
             return scaled
     reason = f"a causal mask given hides the future in {len(group)} modes; by itself the module is not causal"
-    return CheckResult("causality", "pass", reason, {"modes": len(group), "tokens": length})
+    evidence = {"modes": len(group), "tokens": length, **_fill_note(subject, group[0], length)}
+    return CheckResult("causality", "pass", reason, evidence)
+
+
+def _fill_note(subject: Subject, one: Seen, length: int) -> dict[str, Any]:
+    return fill_note(Probe(subject, one.use.mode, one.use.masks).look(subject.inputs(BATCH, length)))

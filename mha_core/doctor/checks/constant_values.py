@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from mha_core.doctor.cores import Core
+from mha_core.doctor.equal_values import turned_values, without_softmax
 from mha_core.doctor.head_rows import scrambled
 from mha_core.doctor.influence import ROUNDING, Probe, hiding
 from mha_core.doctor.lengths import usable_lengths
 from mha_core.doctor.mistakes import first_named, mask_mistake, softmax_mistake, split_mistake
+from mha_core.doctor.pointing import attention_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
 
@@ -61,6 +63,9 @@ def check(subject: Subject) -> CheckResult:
             notes.append(finding)
     if notes:
         return notes[0]
+    raw = without_softmax(subject, Probe(subject, MODES["evaluation"]), subject.inputs(BATCH, length))
+    if raw is not None:
+        return raw
     reason = f"one value at every key gives one output for all {length} queries, in {asked} uses"
     return CheckResult("constant_values", "pass", reason, {"uses": asked, "tokens": length})
 
@@ -206,7 +211,11 @@ def _uneven(subject: Subject, probe: Probe, use: Use, totals: Totals, length: in
 def _unequal(subject: Subject, probe: Probe, use: Use, spread: float, length: int) -> CheckResult:
     """Judge unequal outputs of equal tokens: positions by design, or rows that hold wrong channels."""
     evidence = {"mode": use.words, "relative_difference": spread, "tokens": length}
-    readable, mixing = scrambled(Probe(subject, MODES["evaluation"]), subject.inputs(BATCH, length))
+    plain, inputs = Probe(subject, MODES["evaluation"]), subject.inputs(BATCH, length)
+    known = without_softmax(subject, plain, inputs, spread=spread) or turned_values(subject, plain, inputs)
+    if known is not None:
+        return known
+    readable, mixing = scrambled(plain, inputs)
     if mixing is None and {"learned positions", "recurrent"} & set(subject.position_signs):
         reason = "positions are added inside the module, so no two tokens can be made equal"
         return CheckResult("constant_values", "not_applicable", reason, evidence)
@@ -216,7 +225,8 @@ def _unequal(subject: Subject, probe: Probe, use: Use, spread: float, length: in
     if mixing is None and readable:
         reason = "equal tokens give unequal outputs, with weights that sum to one: places matter inside"
         return CheckResult("constant_values", "by_design", reason, evidence)
-    look = probe.look(subject.inputs(BATCH, length))
+    look = probe.look(inputs)
     cause, where = split_mistake(subject, look, BATCH, length)
+    where = where or attention_line(look)
     reason = f"one value at every key gives outputs that differ by {spread:.2g} of their size ({use.words})"
     return CheckResult("constant_values", "fail", reason, evidence, cause, where)

@@ -14,8 +14,10 @@ import torch
 from mha_core.doctor.explain import explain
 from mha_core.doctor.influence import NOISE, Probe, depends, hiding, influence, says_local
 from mha_core.doctor.lengths import is_deliberate
-from mha_core.doctor.mistakes import split_mistake
+from mha_core.doctor.mistakes import first_named, split_mistake, unequal_lengths
+from mha_core.doctor.pointing import attention_line, projection_line
 from mha_core.doctor.report import CheckResult
+from mha_core.doctor.streams import ignored_argument, triangle
 from mha_core.doctor.subject import Mode, ModuleFailure, Subject
 
 BATCH = 2
@@ -36,9 +38,9 @@ def check(subject: Subject) -> CheckResult:
                 finding = _raised(subject, failure, q_len, k_len)
             if finding is not None:
                 return finding
-    finding = _masked(subject)
-    if finding is not None:
-        return finding
+    for finding in (_masked(subject), ignored_argument(subject), triangle(subject)):
+        if finding is not None:
+            return finding
     spoken = ", ".join(f"{q_len}/{k_len}" for q_len, k_len in LENGTHS)
     reason = f"every output depends on every key and on its own query alone, with queries/keys {spoken}"
     if subject.expects_causal:
@@ -76,7 +78,10 @@ def _judge(subject: Subject, mode: Mode, q_len: int, k_len: int) -> CheckResult 
     if not bool(keys.all()) and not causal and not says_local(subject):
         row, key = (int(i) for i in (~keys).nonzero()[0])
         reason = f"output {row} does not depend on key {key}, with {words}"
-        cause, where = split_mistake(subject, look, BATCH, q_len, k_len)
+        cause, where = first_named(split_mistake(subject, look, BATCH, q_len, k_len), unequal_lengths(look))
+        if not bool(keys.any()):
+            cause, where = cause or "keys and values are not made from the other sequence", projection_line(look, "key")
+        where = where or attention_line(look)
         return CheckResult("cross_attention", "fail", reason, {**evidence, "output": row, "key": key}, cause, where)
     moved = influence(probe, inputs, "query")[:, 0].T > NOISE
     foreign = moved & ~torch.eye(q_len, dtype=torch.bool)
@@ -84,6 +89,7 @@ def _judge(subject: Subject, mode: Mode, q_len: int, k_len: int) -> CheckResult 
         row, query = (int(i) for i in foreign.nonzero()[0])
         reason = f"output {row} depends on query {query}, with {words}"
         cause, where = split_mistake(subject, look, BATCH, q_len, k_len)
+        where = where or attention_line(look)
         return CheckResult("cross_attention", "fail", reason, {**evidence, "output": row, "query": query}, cause, where)
     return None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mha_core.doctor.pointing import changed_line
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Mode, Subject
 from mha_core.doctor.tracing import Trace, tensors
@@ -58,10 +59,19 @@ def _eval_differs(subject: Subject, use: Use) -> CheckResult | None:
     copy = answer_of(subject, inputs, use, subject.fresh(), seed=1).output
     if difference(copy, first.answer.output) <= SAME:
         words = f"the second eval call of one module differs from the first by {repeated:.2g} of the largest output"
-        return _result("fail", words, evidence, "something is kept on self from one call to the next")
+        where = _changing_line(subject, use)
+        return _result("fail", words, evidence, "something is kept on self from one call to the next", where)
     words = f"two eval calls with one torch seed differ by {repeated:.2g} of the largest output"
     cause = "randomness that torch's seed does not govern (python's random, numpy, uninitialised memory, the clock)"
     return _result("fail", words, evidence, cause)
+
+
+def _changing_line(subject: Subject, use: Use) -> Place | None:
+    """Find the first step whose result differs in the second call."""
+    batch, length = probe_sizes(subject)
+    inputs, module = subject.inputs(batch, length), subject.fresh()
+    first, second = (look(subject, inputs, use, module, seed=1) for _ in range(2))
+    return changed_line(first.trace, second.trace)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -18,8 +18,9 @@ from torch import Tensor
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, hiding, key_part, movement, redrawn, replaced
 from mha_core.doctor.lengths import is_deliberate, usable_lengths
 from mha_core.doctor.mask_forms import MaskUse
-from mha_core.doctor.mistakes import mask_mistake
-from mha_core.doctor.report import CheckResult
+from mha_core.doctor.mistakes import mask_finding
+from mha_core.doctor.pointing import attention_line, mask_line
+from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
 
 BATCH, LENGTHS = 3, (5, 7, 8, 12)
@@ -47,6 +48,7 @@ class Seen:
     convention: str
     words: str
     gradients: str
+    where: Place | None = None
 
 
 def check(subject: Subject) -> CheckResult:
@@ -125,16 +127,35 @@ def _look(subject: Subject, case: Case, mode: Mode, words: str, length: int) -> 
             reason += ": the next attention reads it as a value"
             return CheckResult("fully_masked", status, f"{reason} ({words})", {"case": words})  # type: ignore[arg-type]
         return _result(probe, inputs, words, reason)
-    moved = torch.where(others, movement(usual, output), 0.0)
+    alone = ~case.empty.any(1, keepdim=True) if _passes_on(subject, probe, inputs) else others
+    moved = torch.where(alone, movement(usual, output), 0.0)
     if float(moved.max()) > ROUNDING:
         sample, row = divmod(int(moved.argmax()), length)
         text = f"output {row} of sample {sample} changes by {float(moved.max()):.2g} when other rows see no key"
         return _result(probe, inputs, words, text)
-    return Seen(_convention(probe, inputs, output, case.empty), words, _gradients(subject, probe, inputs, others))
+    convention, gradients = _convention(probe, inputs, output, case.empty), _gradients(subject, probe, inputs, others)
+    line = mask_line if convention == "NaN" else attention_line
+    where = line(probe.look(inputs)) if "NaN" in (convention, gradients) else None
+    return Seen(convention, words, gradients, where)
+
+
+def _passes_on(subject: Subject, probe: Probe, inputs: Inputs) -> bool:
+    """Tell whether a token two steps away arrives, where each may see itself and the one before: several layers."""
+    length = inputs.query.shape[1]
+    chain = torch.eye(length, dtype=torch.bool) | torch.ones(length, length, dtype=torch.bool).tril(-1).triu(-1)
+    if length < 3 or not (subject.pair_mask and subject.accepts(keep_pairs=chain)):
+        return False
+    chained = probe.under({"keep_pairs": chain})
+    try:
+        before = chained.output(inputs)
+        after = chained.output(replaced(inputs, redrawn(inputs), key_part(inputs), 0, 0))
+    except ModuleFailure:
+        return False
+    return bool(movement(before, after)[0, 2] > NOISE)
 
 
 def _result(probe: Probe, inputs: Inputs, words: str, reason: str) -> CheckResult:
-    cause, where = mask_mistake(probe.look(inputs))
+    cause, where = mask_finding(probe.look(inputs))
     return CheckResult("fully_masked", "fail", f"{reason} ({words})", {"case": words}, cause, where)
 
 
@@ -178,15 +199,16 @@ def _summary(subject: Subject, seen: list[Seen]) -> CheckResult:
     }
     spoken = " or ".join(conventions)
     usual = "by_design" if subject.is_library else "warn"
+    where = next((one.where for one in seen if one.where is not None), None)
     if "NaN" in conventions:
         reason = f"a row without any key gives {spoken}; other rows stay as they are"
         told = "become NaN all the same" if poisoned else "stay finite"
         reason += f", and gradients of the parameters {told} when such rows are left out of the loss"
         cause = "softmax of a row of -inf"
-        return CheckResult("fully_masked", usual, reason, evidence, cause)  # type: ignore[arg-type]
+        return CheckResult("fully_masked", usual, reason, evidence, cause, where)  # type: ignore[arg-type]
     if poisoned and "zero" in conventions:
         reason = f"a row without any key gives {spoken}, but gradients of the parameters become NaN ({poisoned[0]})"
         cause = "NaN is replaced after the softmax: the backward pass meets it all the same"
-        return CheckResult("fully_masked", usual, reason, evidence, cause)  # type: ignore[arg-type]
+        return CheckResult("fully_masked", usual, reason, evidence, cause, where)  # type: ignore[arg-type]
     reason = f"a row without any key gives {spoken}; other rows and all gradients stay as they should"
     return CheckResult("fully_masked", "pass", reason, evidence)

@@ -135,6 +135,11 @@ def _by_values(core: Core) -> int | None:
     return len(kept)
 
 
+def _shapes(module: nn.Module) -> dict[str, list[int]]:
+    """Give the sizes of the matrices: fewer key/value heads show there first."""
+    return {name: list(p.shape) for name, p in module.named_parameters() if p.dim() > 1}
+
+
 def _sample(subject: Subject) -> Inputs:
     return subject.inputs(1, probe_sizes(subject)[1], seed=5)
 
@@ -158,7 +163,7 @@ def check(subject: Subject) -> CheckResult:
         kv_heads = counted if not declared[1] or declared[1] >= heads else declared[1]
     if heads < 2 or not kv_heads or kv_heads >= heads:
         return _result("not_applicable", f"each of the {heads} query heads has its own key/value head", evidence)
-    evidence |= {"num_heads": heads, "num_kv_heads": kv_heads}
+    evidence |= {"num_heads": heads, "num_kv_heads": kv_heads, "parameter_shapes": _shapes(module)}
     if core.k.shape[-2] > inputs.key.shape[1] and core.k.shape[-2] % inputs.key.shape[1] == 0:
         reason = f"the keys are {core.k.shape[-2]} tokens long for {inputs.key.shape[1]} given"
         cause = "key/value heads are repeated along the sequence, not along the heads"

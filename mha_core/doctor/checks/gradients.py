@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mha_core.doctor.blocks import Block, dead_block
 from mha_core.doctor.causes import softmax_cause
 from mha_core.doctor.cores import cores
 from mha_core.doctor.learning import (
@@ -23,6 +24,7 @@ from mha_core.doctor.learning import (
     in_place_cause,
     is_used,
 )
+from mha_core.doctor.pointing import parameter_line
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Mode, Subject
 from mha_core.doctor.unregistered import Stray, strays
@@ -111,7 +113,8 @@ def _why_dead(subject: Subject, name: str, every: dict[str, History], dead: list
         return cause, place
     zero = [n for n, p in parameters.items() if p.dim() > 1 and history.sizes.get(n) == 0 and n in dead]
     if len(zero) > 1:
-        return f"two matrices in a row start at zero ({_names(zero)}): each hides the other's gradient", None
+        line = parameter_line(history.trace, parameters[zero[0]])
+        return f"two matrices in a row start at zero ({_names(zero)}): each hides the other's gradient", line
     for core in cores(history.trace)[:1]:
         batch, length = probe_sizes(subject)
         cause, place = softmax_cause(
@@ -119,7 +122,8 @@ def _why_dead(subject: Subject, name: str, every: dict[str, History], dead: list
         )
         if cause:
             return f"the weights do not depend on the scores: {cause}", place
-    return "used in forward, but the output does not depend on it", None
+    line = parameter_line(history.trace, parameters[name])
+    return "used in forward, but the output does not depend on it", line
 
 
 def _dead_result(subject: Subject, dead: list[str], every: dict[str, History]) -> CheckResult:
@@ -129,6 +133,15 @@ def _dead_result(subject: Subject, dead: list[str], every: dict[str, History]) -
     reason = f"{len(dead)} of {count} parameters get no gradient in three steps: {_names(dead)} ({cause})"
     status = "by_design" if subject.is_library and cause == "not used in forward" else "fail"
     return _result(status, reason, {"parameters": dead}, cause, place)
+
+
+def _block_result(block: Block, plain: History) -> CheckResult:
+    parameter = dict(plain.module.named_parameters())[block.name]
+    share = f"{block.what} {block.first} to {block.last} of {block.size} of {block.name}"
+    reason = f"{share} get no gradient in three steps: this part is computed and not used"
+    evidence = {"parameter": block.name, "shape": list(parameter.shape), block.what: [block.first, block.last]}
+    cause = "a part of a fused projection is not used: another part is taken twice, or cut off"
+    return _result("fail", reason, evidence, cause, parameter_line(plain.trace, parameter))
 
 
 def _tokens_result(subject: Subject, every: dict[str, History]) -> CheckResult | None:
@@ -212,4 +225,7 @@ def check(subject: Subject) -> CheckResult:
         return broken
     if dead:
         return _dead_result(subject, dead, every)
+    block = dead_block(subject, every)
+    if block is not None:
+        return _block_result(block, plain)
     return _tokens_result(subject, every) or _sizes_result(every) or _fine(every, bias, subject)

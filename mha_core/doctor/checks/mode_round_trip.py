@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mha_core.doctor.influence import Look
+from mha_core.doctor.pointing import attention_line
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.uses import Use, answer_of, difference, mask_choices, probe_sizes, row_kept
+from mha_core.doctor.uses import Use, answer_of, difference, look, mask_choices, probe_sizes, row_kept
 
 CLOSE = 1e-3  # relative; far above rounding, far below a mistake
 _STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -132,8 +134,15 @@ def _modes_agree(bench: _Bench) -> CheckResult | None:
                 evidence = {"use": use.words, "relative_difference": gap}
                 what = "training without dropout" if mode.training else "the output with weights wanted"
                 reason = f"{what} differs from eval by {gap:.2g} of the largest output ({words})"
-                return _result("fail", reason, evidence, "two paths through the module do not compute the same")
+                cause = "two paths through the module do not compute the same"
+                return _result("fail", reason, evidence, cause, _path_line(bench, use))
     return None
+
+
+def _path_line(bench: _Bench, use: Use) -> Place | None:
+    """Find the attention of the path that differs."""
+    sight = look(bench.subject, bench.inputs, use, seed=1)
+    return attention_line(Look(sight.answer, sight.trace, sight.cores))
 
 
 def _raises_in_training(bench: _Bench, use: Use) -> CheckResult | None:

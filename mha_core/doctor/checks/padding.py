@@ -12,13 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mha_core.doctor.equal_values import is_own_map
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement
 from mha_core.doctor.lengths import is_deliberate
-from mha_core.doctor.mistakes import first_named, mask_mistake, mixes_batch_in_training, split_mistake
+from mha_core.doctor.mistakes import first_named, mask_finding, mask_mistake, mixes_batch_in_training, split_mistake
 from mha_core.doctor.padded import BATCH, Case, can_compare, nothing_hidden, padded_cases, with_other_tokens
+from mha_core.doctor.pointing import mask_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.weak_fill import judge_fill
+from mha_core.doctor.weak_fill import fill_note, judge_fill
 
 HUGE = 1e4
 MODES = {
@@ -52,6 +54,7 @@ def check(subject: Subject) -> CheckResult:
         "modes": len(MODES),
         "cases_compared_without_padding": compared,
         "nan_in_hidden_tokens_spreads": _nan_spreads(subject, cases[0]),
+        **fill_note(Probe(subject, Mode(), cases[0].masks).look(cases[0].inputs)),
     }
     reason = f"hidden tokens move nothing, even when scaled by {HUGE:.0e}, and visible ones do, in {len(MODES)} modes"
     return CheckResult("padding", "pass", reason, evidence)
@@ -68,8 +71,7 @@ def _judge(subject: Subject, case: Case, words: str, mode: Mode) -> CheckResult 
     probe = Probe(subject, mode, case.masks)
     before = probe.output(case.inputs)
     told = f"{words}, {case.words}"
-    broken = _broken(subject, probe, case, before, told)
-    if broken is not None:
+    if (broken := _broken(subject, probe, case, before, told)) is not None:
         return broken
     effect = movement(before, probe.under(nothing_hidden(subject, case)).output(case.inputs))
     content = _hidden_content(subject, probe, case, before, told)
@@ -99,12 +101,12 @@ def _broken(subject: Subject, probe: Probe, case: Case, before: Tensor, words: s
     if not bool(bad.any()) or not bool(usual.isfinite().all()):
         return None
     sample, row = (int(i) for i in bad.nonzero()[0])
-    cause, where = mask_mistake(probe.look(case.inputs))
+    cause, where = mask_finding(probe.look(case.inputs))
     reason = (
         f"output {row} of sample {sample} is not finite as soon as a mask is given, although keys are visible ({words})"
     )
-    evidence = {"mode": words, "sample": sample, "output": row}
-    return CheckResult("padding", "fail", reason, evidence, cause or "0 times infinity is NaN", where)
+    told = {"mode": words, "sample": sample, "output": row}
+    return CheckResult("padding", "fail", reason, told, cause or "0 times infinity is NaN", where)
 
 
 def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, words: str) -> CheckResult | None:
@@ -137,8 +139,8 @@ def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, 
         )
         split = split_mistake(subject, look, BATCH, case.inputs.query.shape[1], case.inputs.key.shape[1])
         cause, where = first_named(mask_mistake(look), split)
-        cause = cause or _head_cause(probe, case)
-        return CheckResult("padding", "fail", f"{reason}replaced ({words})", evidence, cause, where)
+        named, line = cause or _head_cause(probe, case), where or mask_line(look)
+        return CheckResult("padding", "fail", f"{reason}replaced ({words})", evidence, named, line)
     return None
 
 
@@ -168,7 +170,7 @@ def _visible(subject: Subject, probe: Probe, case: Case, before: Tensor) -> bool
 
 
 def _swapped(probe: Probe, case: Case, words: str, leak: bool = True) -> CheckResult:
-    cause, where = mask_mistake(probe.look(case.inputs))
+    cause, where = mask_finding(probe.look(case.inputs))
     reason = "visible tokens move no output" + (
         ", hidden ones do: the mask is read the wrong way round" if leak else ""
     )
@@ -177,9 +179,9 @@ def _swapped(probe: Probe, case: Case, words: str, leak: bool = True) -> CheckRe
 
 
 def _no_effect(probe: Probe, case: Case, words: str) -> CheckResult:
-    cause, where = mask_mistake(probe.look(case.inputs))
+    named, where = mask_finding(probe.look(case.inputs))
     reason = f"the mask has no effect: outputs are the same with hidden keys and with none ({words})"
-    return CheckResult("padding", "fail", reason, {"mode": words}, cause or "the mask is not used", where)
+    return CheckResult("padding", "fail", reason, {"mode": words}, named or "the mask is not used", where)
 
 
 def _head_weights(probe: Probe, case: Case) -> Tensor | None:
@@ -232,7 +234,7 @@ def _head_zeros(weights: Tensor) -> Tensor:
 
 def _unpadded(subject: Subject, probe: Probe, case: Case, before: Tensor, words: str) -> CheckResult | None:
     """Compare each padded sample with itself without padding and without a mask."""
-    if not can_compare(subject, case):
+    if not can_compare(subject, case) or is_own_map(subject, probe.look(case.inputs)):
         return None
     for sample in range(2):
         keep, rows = case.keep[sample], case.rows[sample]
@@ -249,7 +251,7 @@ def _unpadded(subject: Subject, probe: Probe, case: Case, before: Tensor, words:
             return None
         change = movement(wanted, before[sample : sample + 1, rows])
         if float(change.max()) > ROUNDING:
-            cause, where = mask_mistake(probe.look(mine))
+            cause, where = mask_finding(probe.look(mine))
             evidence = {
                 "mode": words,
                 "sample": sample,

@@ -18,6 +18,7 @@ from mha_core.doctor.head_rows import scrambled
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement, redrawn, replaced, says_local
 from mha_core.doctor.lengths import usable_lengths
 from mha_core.doctor.mistakes import split_mistake
+from mha_core.doctor.pointing import Break, attention_line, order_break
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.rotary_sense import rotation_without_order, unequal_distances
 from mha_core.doctor.subject import Inputs, Mode, Subject
@@ -108,6 +109,8 @@ def _ordered(subject: Subject, probe: Probe, inputs: Inputs, change: float, row:
         cause, where = split_mistake(subject, probe.look(inputs), BATCH, length)
         reason = f"tokens in another order give other outputs: row {mixing.row} of a head's {mixing.of} holds token "
         cause = cause or "heads are split or joined without a transpose"
+        broken = None if where else _break(probe, inputs)
+        where = where or (attention_line(probe.look(inputs)) if broken is None else broken.step.place)
         return CheckResult("permutation", "fail", f"{reason}{mixing.token}", evidence, cause, where)
     skewed = unequal_distances(subject, probe, inputs)
     if skewed is not None:
@@ -118,8 +121,24 @@ def _ordered(subject: Subject, probe: Probe, inputs: Inputs, change: float, row:
     if says_local(subject):
         reason = "the order of tokens matters: each sees a part of them, chosen by place"
         return CheckResult("permutation", "by_design", reason, evidence)
+    broken = _break(probe, inputs)
+    if broken is not None and broken.rearranges:
+        name, where = broken.step.name, broken.step.place
+        reason = f"output {row} changes by {change:.2g} of its size when tokens change places: {name} mixes them up"
+        cause = f"{name} after heads and tokens are in another order: a transpose or another axis is missing"
+        return CheckResult("permutation", "fail", reason, evidence, cause, where)
+    if not readable and broken is not None and broken.positions:
+        reason = f"the order of tokens matters, by a table of places that {broken.step.name} takes in"
+        return CheckResult("permutation", "by_design", reason, evidence)
     if readable:
         reason = "the order of tokens matters, yet no row of a head holds another token: positions are inside"
         return CheckResult("permutation", "by_design", reason, evidence)
     reason = f"output {row} changes by {change:.2g} of its size when tokens change places, and nothing says that "
-    return CheckResult("permutation", "fail", reason + "places matter", evidence)
+    where = attention_line(probe.look(inputs)) if broken is None else broken.step.place
+    return CheckResult("permutation", "fail", reason + "places matter", evidence, "", where)
+
+
+def _break(probe: Probe, inputs: Inputs) -> Break | None:
+    """Find the step that breaks the order of tokens."""
+    order = _order(inputs.query.shape[1])
+    return order_break(probe.look(inputs), probe.look(_reordered(inputs, order)), order)

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mha_core.doctor.candidates import is_grid
 from mha_core.doctor.head_findings import look_inside
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, depends, influence, key_part, movement, says_local
+from mha_core.doctor.layout import sides
 from mha_core.doctor.lengths import is_deliberate, length_failure, usable_lengths
-from mha_core.doctor.mistakes import Cause, split_mistake
+from mha_core.doctor.mistakes import first_named, split_mistake, unequal_lengths
+from mha_core.doctor.pointing import attention_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Mode, ModuleFailure, Subject
 
@@ -127,12 +130,23 @@ def _map(subject: Subject, length: int, weights: bool) -> Map:
 def _is_pattern(subject: Subject, maps: list[Map]) -> bool:
     """Tell whether what is missing is a deliberate structure: equal at two lengths, and known to everybody."""
     first, longest = maps[0], max(maps, key=lambda found: found.length)
+    if is_grid(subject.convention) and all(_is_axial(found) for found in maps):
+        return True
     if bool((maps[1].found != first.found).any()) or _unheard(first) or _only_itself(first):
         return False
     if longest.length > first.length:
         same = bool((longest.found[: first.length, : first.length] == first.found).all())
         return same or (says_local(subject) and not _is_blocks_of_heads(subject, first))
     return not _is_blocks_of_heads(subject, first)
+
+
+def _is_axial(found: Map) -> bool:
+    """Tell whether places of a map see their own row and column."""
+    width = sides(found.length)[1]
+    place = torch.arange(found.length)
+    row, column = place // width, place % width
+    crossed = (row[:, None] == row) | (column[:, None] == column)
+    return bool((found.found == crossed).all())
 
 
 def _only_itself(found: Map) -> bool:
@@ -171,7 +185,9 @@ def _incomplete(subject: Subject, found: Map, maps: list[Map]) -> CheckResult:
         "tokens_output_0_depends_on": [int(i) for i in maps[0].found[0].nonzero()[:, 0]],
         "smallest_example": {"output": row, "token": token},
     }
-    cause, where = _split_cause(subject, found.length, found.weights)
+    look = Probe(subject, Mode(weights=found.weights)).look(subject.inputs(BATCH, found.length))
+    cause, where = first_named(split_mistake(subject, look, BATCH, found.length), unequal_lengths(look))
+    where = where or attention_line(look)
     if not cause and _only_itself(found) and _along_batch(subject, found.length):
         cause = "attention runs along axis 0, over the samples of the batch"
     if not cause and _is_blocks_of_heads(subject, found):
@@ -183,11 +199,6 @@ def _along_batch(subject: Subject, length: int) -> bool:
     inputs = subject.inputs(BATCH, length)
     moved = influence(Probe(subject), inputs, key_part(inputs), tokens=(1,))[0] > NOISE
     return bool(moved[:, 1].all())
-
-
-def _split_cause(subject: Subject, length: int, weights: bool) -> Cause:
-    look = Probe(subject, Mode(weights=weights)).look(subject.inputs(BATCH, length))
-    return split_mistake(subject, look, BATCH, length)
 
 
 def _pattern(found: Map) -> CheckResult:
