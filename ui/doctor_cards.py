@@ -76,7 +76,7 @@ def _card(names: str, check: CheckResult) -> None:
         if check.where is not None:
             st.caption(panels.plain(f"{check.where.file}, line {check.where.line}"))
             if check.where.code:
-                st.code(check.where.code, language="python")
+                st.code(check.where.code, language="python", wrap_lines=True)
         if check.evidence:
             with st.popover("Numbers", type="tertiary"):
                 _table(check.as_dict()["evidence"])

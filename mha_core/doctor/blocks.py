@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from mha_core.doctor.learning import History
+from mha_core.doctor.mistakes import CUTTING
+from mha_core.doctor.report import Place
 from mha_core.doctor.subject import Subject
+from mha_core.doctor.tracing import Trace
 
 FEWEST = 4  # channels in a row: fewer may be units that a ReLU keeps silent
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -33,6 +36,7 @@ def dead_block(subject: Subject, every: Mapping[str, History]) -> Block | None:
     """Find channels in a row, as many as a head has at least, that got a gradient in no use and no step."""
     fewest = max(subject.head_dim or FEWEST, FEWEST)
     first = next(iter(every.values()))
+    rest: list[Block] = []
     for name in _projections(first):
         touched = [history.touched[name] for history in every.values() if name in history.touched]
         if not touched:
@@ -42,6 +46,28 @@ def dead_block(subject: Subject, every: Mapping[str, History]) -> Block | None:
             run = _longest(lines)
             if run is not None and run[1] - run[0] + 1 >= fewest:
                 return Block(name, what, *run, lines.numel())
+            if run is not None and what == "rows" and run[1] == lines.numel() - 1:
+                rest.append(Block(name, what, *run, lines.numel()))
+    return _cut_off(subject, rest)
+
+
+def _cut_off(subject: Subject, rest: list[Block]) -> Block | None:
+    """Find the last rows of several projections that are one remainder: channels that no head takes."""
+    for block in rest:
+        alike = [one for one in rest if (one.first, one.size) == (block.first, block.size)]
+        remainder = block.size % (subject.num_heads or 1)
+        if len(alike) > 1 and remainder and block.size - block.first == remainder:
+            return block
+    return None
+
+
+def cutting_line(trace: Trace, parameter: Tensor) -> Place | None:
+    """Find the line that takes a part of what a projection gives, where that is the next step."""
+    for projection in trace.used_by(parameter):
+        for given in projection.outputs:
+            for step in trace.used_by(given):
+                if step.name in CUTTING and step.place is not None:
+                    return step.place
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mha_core.doctor import calling
@@ -15,6 +16,7 @@ from mha_core.doctor.convention import Answer, Convention, Request
 from mha_core.doctor.failure import ModuleFailure
 from mha_core.doctor.knobs import copied
 from mha_core.doctor.returns import read, top
+from mha_core.doctor.signs import source_of
 
 Start = Callable[[nn.Module], Any]
 
@@ -26,7 +28,31 @@ def empty_caches(module: nn.Module) -> list[Start]:
         cache = getattr(sys.modules.get("transformers.cache_utils"), "DynamicCache", None)
         if cache is not None:
             starts.append(lambda _: cache())
+    if re.search(r"\.update\(\s*\w*k", source_of(module)):
+        starts.append(lambda _: Growing())
     return [*starts, lambda _: None, lambda _: {}, lambda _: []]
+
+
+class Growing:
+    """A cache as transformers' layers are given one: `update` takes new keys and values and gives all there are.
+
+    Tensors: (B, H, S, D).
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int = 0, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Put new keys and values behind those of the layer."""
+        if layer_idx in self.layers:
+            old = self.layers[layer_idx]
+            keys, values = torch.cat([old[0], keys], -2), torch.cat([old[1], values], -2)
+        self.layers[layer_idx] = keys, values
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Count the tokens of a layer."""
+        return self.layers[layer_idx][0].shape[-2] if layer_idx in self.layers else 0
 
 
 def find_cache(module: nn.Module, convention: Convention, request: Request, files: tuple[str, ...]) -> Start | None:

@@ -16,6 +16,7 @@ from mha_core.doctor.failure import ModuleFailure
 from mha_core.doctor.mask_forms import SHAPES, MaskUse, Scope
 from mha_core.doctor.mask_probing import BROKEN, CLEAR, KINDS_TRIED, Question, Tried, try_argument
 from mha_core.doctor.mask_words import (
+    ADDED,
     HIDING,
     KEEPING,
     by_name,
@@ -116,7 +117,7 @@ def _choose(
         right = [one for one in right if one.use.scope == "keys"] or [one for one in right if one.use.scope != "pairs"]
         trials = trials if right else {"keys": trials.get("keys", [])}
     told = () if library(module) else documented(module, argument.name)
-    against = {KEEPING: HIDING, HIDING: KEEPING}.get(told, ())
+    against = {KEEPING: (*HIDING, *ADDED), HIDING: (*KEEPING, *ADDED)}.get(told, ())
     if right and not all(one.use.kind in against for one in right):
         return [Chosen(one.use, True) for one in right]
     clear = [max(tried, key=lambda one: one.contrast) for tried in trials.values() if tried]

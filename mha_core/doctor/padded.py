@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mha_core.doctor.influence import NOISE, Probe, hiding, influence, key_part, mapped, redrawn, replaced
 from mha_core.doctor.lengths import usable_lengths
-from mha_core.doctor.subject import Inputs, Subject
+from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
 
 BATCH, LENGTHS = 3, (7, 8, 12, 5)
 
@@ -89,3 +89,13 @@ def can_compare(subject: Subject, case: Case) -> bool:
         subject.position_signs or subject.expects_causal
     )
     return not (case.left and absolute) and not moves
+
+
+def nan_spreads(subject: Subject, case: Case) -> bool:
+    """Tell, as a note only, whether NaN in hidden tokens reaches visible rows: 0 times NaN is NaN."""
+    try:
+        probe = Probe(subject, Mode(), case.masks)
+        output = probe.output(with_other_tokens(case.inputs, ~case.keep, float("nan")))
+    except ModuleFailure:
+        return True
+    return bool(output.isnan().flatten(2).any(-1)[case.rows].any())

@@ -71,12 +71,19 @@ def _says(subject: Subject, pattern: re.Pattern[str]) -> str:
     return ""
 
 
+def _decodes(subject: Subject) -> bool:
+    """Tell whether the triangle comes with a decoder's self-attention, and no switch asks for it by name."""
+    names = [name for part in subject.module.modules() for name in vars(part)]
+    return any("decoder" in name for name in names) and not any(_ALIGNED.search(name) for name in names)
+
+
 def triangle(subject: Subject) -> CheckResult | None:
     """Find a causal triangle over keys of another sequence, whose places say nothing about the queries'."""
     needs = subject.takes == "context" and subject.convention.needs_context
     names = f"{type(subject.module).__name__} {' '.join(subject.convention.streams.values())}"
     named = bool(_CROSS.search(names))
-    if not (needs or (named and subject.can_cross)):
+    beside = subject.takes == "context" and subject.can_cross and _decodes(subject)
+    if not (needs or beside or (named and subject.can_cross)):
         return None
     probe = Probe(subject)
     keys = depends(probe, lambda seed: subject.inputs(BATCH, QUERIES, KEYS, seed=seed), "memory")
@@ -93,6 +100,8 @@ def triangle(subject: Subject) -> CheckResult | None:
         return None
     evidence: dict[str, Any] = {"queries": QUERIES, "keys": KEYS, "alignment": corner}
     first = 1 if corner == "top-left" else KEYS - QUERIES + 1
+    if beside and not needs and corner != "top-left":
+        return None
     reason = f"query 0 does not see key {first} and later ones, {corner}, although queries and keys are two sequences"
     if subject.is_library or _ALIGNED.search(type(subject.module).__name__):
         return CheckResult("cross_attention", "by_design", reason, evidence)

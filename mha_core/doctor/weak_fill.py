@@ -14,6 +14,7 @@ from mha_core.doctor.mistakes import mask_mistake
 from mha_core.doctor.report import CheckId, CheckResult
 
 TOO_WEAK, WEAK = -1e5, -1e6  # a fill above the first is a failure, above the second a warning
+PADDING_TOO_WEAK = -9e3  # BERT was published with -1e4 on padding: a leak there costs less than a look ahead
 SURE = -1e8  # a fill above this is told of, though it passes
 UNSEEN_FAILS_TO, UNSEEN_WARNS_TO = 1e2, 1e3  # without a fill in the trace: inputs this large that already leak
 
@@ -41,7 +42,7 @@ def judge_fill(
         reason = f"with inputs scaled by {scale:.0e} what should be hidden moves an output ({words})"
         cause = cause or "the mask's value is a finite number that scores can beat"
     else:
-        status = "fail" if fill > TOO_WEAK else "warn"
+        status = "fail" if fill > (PADDING_TOO_WEAK if check == "padding" else TOO_WEAK) else "warn"
         reason = f"hidden scores become {fill:.3g}, which scores beat with inputs scaled by {scale:.0e} ({words})"
         cause = cause or f"the mask's value {fill:.3g} is too weak: use -inf or the dtype's minimum"
         evidence = {**evidence, "fill": fill}

@@ -189,7 +189,7 @@ def test_masks_in_the_order_of_heads_mix_samples() -> None:
 
 @pytest.mark.parametrize(
     ("value", "status"),
-    [(-1e4, "fail"), (-99999.0, "fail"), (-1e5, "warn"), (-1e6, "pass"), (-1e9, "pass"), (-torch.inf, "pass")],
+    [(-1e3, "fail"), (-1e4, "warn"), (-1e5, "warn"), (-1e6, "pass"), (-1e9, "pass"), (-torch.inf, "pass")],
 )
 def test_padding_is_hidden_as_well_as_its_value_is_strong(value: float, status: str) -> None:
     class Filled(Sound):

@@ -26,7 +26,7 @@ from mha_core.doctor.lengths import usable_lengths
 from mha_core.doctor.mistakes import (
     Cause,
     first_named,
-    mask_mistake,
+    mask_finding,
     mixes_batch_in_training,
     softmax_mistake,
     split_mistake,
@@ -48,7 +48,9 @@ def check(subject: Subject) -> CheckResult:
             finding = _independent(subject, batch, tokens, mode)
             if finding is not None:
                 return finding
-    for finding in (_alone(subject, length), _masks_apart(subject, length), _weights_apart(subject, length)):
+    batches = dict.fromkeys((3, min(length, 12)))  # a mask (B, S) with B = S looks like one over pairs
+    apart = [_masks_apart(subject, length, batch) for batch in batches]
+    for finding in (_alone(subject, length), *apart, _weights_apart(subject, length)):
         if finding is not None:
             return finding
     evidence: dict[str, Any] = {"batch_and_tokens_tested": [list(size) for size in sizes], "modes": len(MODES)}
@@ -140,12 +142,12 @@ def _alone(subject: Subject, length: int) -> CheckResult | None:
     return None
 
 
-def _masks_apart(subject: Subject, length: int) -> CheckResult | None:
+def _masks_apart(subject: Subject, length: int, batch: int) -> CheckResult | None:
     """Hide keys of one sample, then compare every sample with itself alone under its own mask."""
     if length < 3:
         return None
-    inputs = subject.inputs(3, length)
-    keep = torch.ones(3, length, dtype=torch.bool)
+    inputs = subject.inputs(batch, length)
+    keep = torch.ones(batch, length, dtype=torch.bool)
     keep[0, length - 2 :] = keep[1, length - 1 :] = False
     masks, everything = hiding(subject, keep, length), hiding(subject, torch.ones_like(keep), length)
     if masks is None or everything is None or not (subject.key_mask or subject.sample_pair_mask):
@@ -155,14 +157,18 @@ def _masks_apart(subject: Subject, length: int) -> CheckResult | None:
         look = probe.look(inputs)
     except ModuleFailure:  # a mask that crashes is a finding of the padding check
         return None
-    for sample in range(3):
+    for sample in range(batch):
         own = slice(sample, sample + 1)
         alone = probe.under({name: mask[own] for name, mask in masks.items()})
         change = movement(look.answer.output[own], alone.output(selected(inputs, own)))[0][keep[sample]]
         if float(change.max()) > ROUNDING:
-            evidence = {"relative_change": float(change.max()), "sample": sample, "tokens": length, "batch": 3}
-            reason = f"with a mask per sample, sample {sample} of 3 gives another output than alone under its mask"
-            cause, where = mask_mistake(look)
+            evidence = {"relative_change": float(change.max()), "sample": sample, "tokens": length, "batch": batch}
+            reason = (
+                f"with a mask per sample, sample {sample} of {batch} gives another output than alone under its mask"
+            )
+            cause, where = mask_finding(look)
+            if batch == length:
+                cause = cause or "a mask (B, S) is read as one over pairs (S, S) when B = S"
             cause = cause or "masks of samples and heads are in another order than scores: repeat for repeat_interleave"
             return CheckResult("batch_independence", "fail", reason, evidence, cause, where)
     return None

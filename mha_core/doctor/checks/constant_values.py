@@ -20,6 +20,7 @@ from mha_core.doctor.equal_values import turned_values, without_softmax
 from mha_core.doctor.head_rows import scrambled
 from mha_core.doctor.influence import ROUNDING, Probe, hiding
 from mha_core.doctor.lengths import usable_lengths
+from mha_core.doctor.many_tokens import filled_up
 from mha_core.doctor.mistakes import first_named, mask_mistake, softmax_mistake, split_mistake
 from mha_core.doctor.pointing import attention_line
 from mha_core.doctor.report import CheckResult
@@ -47,6 +48,9 @@ class Use:
 def check(subject: Subject) -> CheckResult:
     """Test that equal values give equal outputs."""
     length = usable_lengths(subject, LENGTHS, batch=BATCH)[0]
+    filled = filled_up(subject)
+    if filled is not None:
+        return filled
     notes: list[CheckResult] = []
     asked = 0
     for use in _uses(subject, length):

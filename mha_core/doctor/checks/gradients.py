@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mha_core.doctor.blocks import Block, dead_block
+from mha_core.doctor.blocks import Block, cutting_line, dead_block
 from mha_core.doctor.causes import softmax_cause
 from mha_core.doctor.cores import cores
+from mha_core.doctor.grad_causes import detach_cause
 from mha_core.doctor.learning import (
     BackwardError,
     History,
@@ -140,8 +141,11 @@ def _block_result(block: Block, plain: History) -> CheckResult:
     share = f"{block.what} {block.first} to {block.last} of {block.size} of {block.name}"
     reason = f"{share} get no gradient in three steps: this part is computed and not used"
     evidence = {"parameter": block.name, "shape": list(parameter.shape), block.what: [block.first, block.last]}
-    cause = "a part of a fused projection is not used: another part is taken twice, or cut off"
-    return _result("fail", reason, evidence, cause, parameter_line(plain.trace, parameter))
+    cause, where = detach_cause(plain.trace)
+    if not cause:
+        cause = "a part of a fused projection is not used: another part is taken twice, or cut off"
+        where = cutting_line(plain.trace, parameter) or parameter_line(plain.trace, parameter)
+    return _result("fail", reason, evidence, cause, where)
 
 
 def _tokens_result(subject: Subject, every: dict[str, History]) -> CheckResult | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mha_core.doctor.in_training import mode_kept, unscaled_dropout
 from mha_core.doctor.influence import Look
 from mha_core.doctor.pointing import attention_line
 from mha_core.doctor.report import CheckResult, Place
@@ -250,12 +251,22 @@ def _moves(subject: Subject, inputs: Inputs) -> bool:
     return any(name not in before or not _same(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
+def _mode_kept(bench: _Bench) -> CheckResult | None:
+    return mode_kept(bench.subject, bench.inputs)
+
+
+def _unscaled(bench: _Bench) -> CheckResult | None:
+    return unscaled_dropout(bench.subject, bench.inputs)
+
+
 _QUESTIONS: tuple[Callable[[_Bench], CheckResult | None], ...] = (
     _calls_do_not_interfere,
     _dropout_survives,
     _modes_agree,
     _eval_survives,
     _other_dtype,
+    _mode_kept,
+    _unscaled,
 )
 
 

@@ -15,8 +15,17 @@ from torch import Tensor
 from mha_core.doctor.equal_values import is_own_map
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement
 from mha_core.doctor.lengths import is_deliberate
+from mha_core.doctor.mask_agreement import masks_disagree
 from mha_core.doctor.mistakes import first_named, mask_finding, mask_mistake, mixes_batch_in_training, split_mistake
-from mha_core.doctor.padded import BATCH, Case, can_compare, nothing_hidden, padded_cases, with_other_tokens
+from mha_core.doctor.padded import (
+    BATCH,
+    Case,
+    can_compare,
+    nan_spreads,
+    nothing_hidden,
+    padded_cases,
+    with_other_tokens,
+)
 from mha_core.doctor.pointing import mask_line
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
@@ -48,12 +57,15 @@ def check(subject: Subject) -> CheckResult:
                 finding = _crash(subject, case, words, failure)
             if finding is not None:
                 return finding
+    joined = masks_disagree(subject)
+    if joined is not None:
+        return joined
     compared = sum(can_compare(subject, case) for case in cases)
     evidence = {
         "cases": [case.words for case in cases],
         "modes": len(MODES),
         "cases_compared_without_padding": compared,
-        "nan_in_hidden_tokens_spreads": _nan_spreads(subject, cases[0]),
+        "nan_in_hidden_tokens_spreads": nan_spreads(subject, cases[0]),
         **fill_note(Probe(subject, Mode(), cases[0].masks).look(cases[0].inputs)),
     }
     reason = f"hidden tokens move nothing, even when scaled by {HUGE:.0e}, and visible ones do, in {len(MODES)} modes"
@@ -145,8 +157,7 @@ def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, 
 
 
 def _score_scale(scale: float) -> float:
-    """Scores grow with the scale of hidden keys alone as they do when both sides grow by its root."""
-    return float(scale**0.5)
+    return float(scale**0.5)  # hidden keys alone grow: as if both sides grew by the root
 
 
 def _carries_neighbours(subject: Subject, leaks: Tensor, case: Case) -> bool:
@@ -287,13 +298,3 @@ def _large_scores(probe: Probe, case: Case, words: str) -> CheckResult | None:
             if finding is not None:
                 return finding
     return None
-
-
-def _nan_spreads(subject: Subject, case: Case) -> bool:
-    """Tell, as a note only, whether NaN in hidden tokens reaches visible rows: 0 times NaN is NaN."""
-    try:
-        probe = Probe(subject, Mode(), case.masks)
-        output = probe.output(with_other_tokens(case.inputs, ~case.keep, float("nan")))
-    except ModuleFailure:
-        return True
-    return bool(output.isnan().flatten(2).any(-1)[case.rows].any())

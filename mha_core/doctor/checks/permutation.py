@@ -17,6 +17,7 @@ from torch import Tensor
 from mha_core.doctor.head_rows import scrambled
 from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement, redrawn, replaced, says_local
 from mha_core.doctor.lengths import usable_lengths
+from mha_core.doctor.many_tokens import blocks_apart, favours_far
 from mha_core.doctor.mistakes import split_mistake
 from mha_core.doctor.pointing import Break, attention_line, order_break
 from mha_core.doctor.report import CheckResult
@@ -41,6 +42,9 @@ def check(subject: Subject) -> CheckResult:
     astray = rotation_without_order(subject, probe, inputs)
     if astray is not None:
         return astray
+    apart = blocks_apart(subject, causal=causal)
+    if apart is not None:
+        return apart
     change = 0.0 if causal else _masked_change(subject, inputs)
     if change > ROUNDING:
         reason = f"with tokens and their mask in another order an output differs by {change:.2g} of its size"
@@ -112,7 +116,7 @@ def _ordered(subject: Subject, probe: Probe, inputs: Inputs, change: float, row:
         broken = None if where else _break(probe, inputs)
         where = where or (attention_line(probe.look(inputs)) if broken is None else broken.step.place)
         return CheckResult("permutation", "fail", f"{reason}{mixing.token}", evidence, cause, where)
-    skewed = unequal_distances(subject, probe, inputs)
+    skewed = unequal_distances(subject, probe, inputs) or favours_far(subject, probe, inputs)
     if skewed is not None:
         return skewed
     if subject.position_signs:
