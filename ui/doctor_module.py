@@ -16,9 +16,9 @@ from typing import Any
 import streamlit as st
 
 import mha_core.doctor.examples
-from mha_core.doctor import sandbox
+from mha_core.doctor.process import sandbox
+from mha_core.doctor.process.sandbox import Options
 from mha_core.doctor.report import CHECK_IDS, Report, read_report
-from mha_core.doctor.sandbox import Options
 from mha_core.errors import MhaError
 from ui import doctor_cards, jobs, panels
 

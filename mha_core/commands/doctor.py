@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mha_core.commands.options import EXIT_FINDING, EXIT_FINE, print_json
-from mha_core.doctor.expression import CALL_NAMES
+from mha_core.doctor.calls.expression import CALL_NAMES
 from mha_core.doctor.html_report import to_html
 from mha_core.doctor.report import CHECK_IDS, CheckId, CheckResult, Report
 from mha_core.doctor.report_groups import TITLES, groups, spell
@@ -131,8 +131,8 @@ def _save(report: Report, path: Path) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Check one module up. Warnings are told and do not count as a finding."""
-    from mha_core.doctor.load import parse_target
-    from mha_core.doctor.sandbox import Options, check_file
+    from mha_core.doctor.process.load import parse_target
+    from mha_core.doctor.process.sandbox import Options, check_file
 
     target = parse_target(options.target)
     asked = Options(

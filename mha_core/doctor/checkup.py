@@ -1,4 +1,4 @@
-"""The check-up: every check on one module, in this process. Foreign files are run by `mha_core.doctor.sandbox` instead.
+"""The check-up: every check on one module, in this process. Foreign files are run by `mha_core.doctor.process` instead.
 
 A module that raises inside a check has answered it: the failure is the finding. Randomness, the gradient mode and the
 number of threads are as before afterwards.
@@ -12,6 +12,7 @@ from importlib import import_module
 import torch
 from torch import nn
 
+from mha_core.doctor.calls.knobs import one_thread
 from mha_core.doctor.explain import explain
 from mha_core.doctor.report import CHECK_IDS, CheckId, CheckResult, Report
 from mha_core.doctor.subject import ModuleFailure, Subject, examine
@@ -67,7 +68,7 @@ def perform(check_id: CheckId, subject: Subject) -> CheckResult:
     """Do one check; what the module raises is the finding, and what the check itself does not manage is said."""
     check: Callable[[Subject], CheckResult] = import_module(f"mha_core.doctor.checks.{check_id}").check
     grad_enabled = torch.is_grad_enabled()
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True):
+    with one_thread(), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(True):
         try:
             return check(subject)
         except ModuleFailure as failure:

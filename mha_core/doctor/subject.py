@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor import caching, calling
-from mha_core.doctor.convention import Answer, Convention, Inputs, Mode, Request, Takes
-from mha_core.doctor.expression import CALL_NAMES
-from mha_core.doctor.failure import ModuleFailure
-from mha_core.doctor.finding import Found, find
-from mha_core.doctor.knobs import copied, one_thread, set_dropout
-from mha_core.doctor.ways import Given
+from mha_core.doctor.calls import caching, calling
+from mha_core.doctor.calls.convention import Answer, Convention, Inputs, Mode, Request, Takes
+from mha_core.doctor.calls.expression import CALL_NAMES
+from mha_core.doctor.calls.failure import ModuleFailure
+from mha_core.doctor.calls.finding import Found, find
+from mha_core.doctor.calls.knobs import copied, one_thread, set_dropout
+from mha_core.doctor.calls.ways import Given
 
 __all__ = ["CALL_NAMES", "Answer", "Inputs", "Mode", "ModuleFailure", "Subject", "examine"]
 

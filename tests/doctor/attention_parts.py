@@ -7,9 +7,9 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor.cores import Core, cores
 from mha_core.doctor.report import Place
-from mha_core.doctor.tracing import Trace, traced
+from mha_core.doctor.traces.cores import Core, cores
+from mha_core.doctor.traces.tracing import Trace, traced
 
 B, S, H, D = 2, 5, 3, 4
 E = H * D

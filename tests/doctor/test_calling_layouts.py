@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mha_core.doctor import layout
+from mha_core.doctor.calls import layout
+from mha_core.doctor.calls.mask_words import documented
 from mha_core.doctor.checkup import checkup
-from mha_core.doctor.mask_words import documented
 from mha_core.doctor.subject import examine
 from mha_core.errors import MhaError
 

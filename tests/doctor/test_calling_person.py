@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from mha_core.doctor.causal_signs import declared_causal
-from mha_core.doctor.mask_words import ADDED, HIDING, KEEPING, documented, written_shapes
-from mha_core.doctor.roles import role_of
-from mha_core.doctor.signs import position_signs
+from mha_core.doctor.calls.causal_signs import declared_causal
+from mha_core.doctor.calls.mask_words import ADDED, HIDING, KEEPING, documented, written_shapes
+from mha_core.doctor.calls.roles import role_of
+from mha_core.doctor.calls.signs import position_signs
 from mha_core.doctor.subject import CALL_NAMES, Mode, ModuleFailure, examine
 from mha_core.errors import MhaError
 from tests.doctor import calling_layers as layers

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha_core.doctor.causes import mask_cause, softmax_cause, split_cause
+from mha_core.doctor.causes.causes import mask_cause, softmax_cause, split_cause
 from tests.doctor.attention_parts import SIZES, B, D, E, H, Right, S, line, lower, marked, tokens, watch
 
 

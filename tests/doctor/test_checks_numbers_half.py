@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mha_core.attention import MultiHeadAttention
 from mha_core.doctor.checks import half_precision
-from mha_core.doctor.half_run import overflowing_inputs
+from mha_core.doctor.probes.half_run import overflowing_inputs
 from mha_core.doctor.subject import examine
 from tests.doctor.number_layers import HEAD, Causal, Layer
 

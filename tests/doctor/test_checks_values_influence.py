@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor.influence import NOISE, Probe, awake, depends, influence, movement, redrawn, replaced
-from mha_core.doctor.lengths import is_deliberate, length_failure, usable_lengths
+from mha_core.doctor.probes.influence import NOISE, Probe, awake, depends, influence, movement, redrawn, replaced
+from mha_core.doctor.probes.lengths import is_deliberate, length_failure, usable_lengths
 from mha_core.doctor.subject import ModuleFailure, examine
 from tests.doctor.value_layers import EMBED, Crossing, Sound
 

@@ -12,7 +12,7 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from mha_core.attention import MultiHeadAttention
-from mha_core.doctor.cores import Core
+from mha_core.doctor.traces.cores import Core
 from tests.doctor.attention_parts import B, D, E, H, Right, S, line, lower, marked, tokens, watch
 
 

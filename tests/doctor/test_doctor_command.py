@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mha_core.cli import main
-from mha_core.doctor import sandbox
+from mha_core.doctor.process import sandbox
 from mha_core.doctor.report import CHECK_IDS, CheckResult, Place, Report
 from mha_core.errors import MhaError
 

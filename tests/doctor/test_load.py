@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from mha_core.doctor.guesses import Wishes, fitting
-from mha_core.doctor.load import Loaded, build, find, parse_target
+from mha_core.doctor.process.guesses import Wishes, fitting
+from mha_core.doctor.process.load import Loaded, build, find, parse_target
 from mha_core.errors import MhaError
 
 HEAD = "import torch\nfrom torch import nn\nfrom dataclasses import dataclass\n"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha_core.doctor.causes import (
+from mha_core.doctor.causes.causes import (
     detach_cause,
     dropout_cause,
     einsum_cause,

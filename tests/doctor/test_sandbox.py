@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from mha_core.doctor.memory_limits import memory_sentence
-from mha_core.doctor.own_lines import dumped_line
+from mha_core.doctor.process.memory_limits import memory_sentence
+from mha_core.doctor.process.own_lines import dumped_line
+from mha_core.doctor.process.sandbox import Options, check_file, check_source
 from mha_core.doctor.report import Report
-from mha_core.doctor.sandbox import Options, check_file, check_source
 from mha_core.errors import MhaError
 
 SOURCE = """
@@ -196,7 +196,7 @@ def test_stopped_by_a_person() -> None:
 
 
 def test_a_missing_file_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mha_core.doctor.sandbox.ChildProcess", None)
+    monkeypatch.setattr("mha_core.doctor.process.sandbox.ChildProcess", None)
     with pytest.raises(MhaError, match="does not exist"):
         check_file(Path("no_such_file.py"), None)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha_core.doctor.tracing import Trace, traced
+from mha_core.doctor.traces.tracing import Trace, traced
 
 HERE = __file__
 

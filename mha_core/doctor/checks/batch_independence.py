@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.influence import (
+from mha_core.doctor.causes.mistakes import (
+    Cause,
+    first_named,
+    mask_finding,
+    mixes_batch_in_training,
+    softmax_mistake,
+    split_mistake,
+)
+from mha_core.doctor.probes.influence import (
     NOISE,
     ROUNDING,
     Part,
@@ -22,15 +30,7 @@ from mha_core.doctor.influence import (
     replaced,
     selected,
 )
-from mha_core.doctor.lengths import usable_lengths
-from mha_core.doctor.mistakes import (
-    Cause,
-    first_named,
-    mask_finding,
-    mixes_batch_in_training,
-    softmax_mistake,
-    split_mistake,
-)
+from mha_core.doctor.probes.lengths import usable_lengths
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
 

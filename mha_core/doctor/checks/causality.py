@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from mha_core.doctor.causal_uses import BATCH, Seen, Use, all_asked, all_seen, causal_uses, moved_by_each
-from mha_core.doctor.influence import NOISE, Probe, influence, key_part, movement, redrawn, replaced
-from mha_core.doctor.lengths import usable_lengths
-from mha_core.doctor.mistakes import UNKNOWN, Cause, mask_mistake
-from mha_core.doctor.pointing import attention_line, leak_line, mask_line
+from mha_core.doctor.causes.mistakes import UNKNOWN, Cause, mask_mistake
+from mha_core.doctor.causes.pointing import attention_line, leak_line, mask_line
+from mha_core.doctor.probes.causal_uses import BATCH, Seen, Use, all_asked, all_seen, causal_uses, moved_by_each
+from mha_core.doctor.probes.influence import NOISE, Probe, influence, key_part, movement, redrawn, replaced
+from mha_core.doctor.probes.lengths import usable_lengths
+from mha_core.doctor.probes.weak_fill import fill_note, judge_fill
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import ModuleFailure, Subject
-from mha_core.doctor.weak_fill import fill_note, judge_fill
 
 LENGTHS, SCALES = (5, 7, 8, 12), (1e2, 1e3, 1e4)
 

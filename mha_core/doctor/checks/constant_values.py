@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.cores import Core
-from mha_core.doctor.equal_values import turned_values, without_softmax
-from mha_core.doctor.head_rows import scrambled
-from mha_core.doctor.influence import ROUNDING, Probe, hiding
-from mha_core.doctor.lengths import usable_lengths
-from mha_core.doctor.many_tokens import filled_up
-from mha_core.doctor.mistakes import first_named, mask_mistake, softmax_mistake, split_mistake
-from mha_core.doctor.pointing import attention_line
+from mha_core.doctor.causes.mistakes import first_named, mask_mistake, softmax_mistake, split_mistake
+from mha_core.doctor.causes.pointing import attention_line
+from mha_core.doctor.probes.equal_values import turned_values, without_softmax
+from mha_core.doctor.probes.head_rows import scrambled
+from mha_core.doctor.probes.influence import ROUNDING, Probe, hiding
+from mha_core.doctor.probes.lengths import usable_lengths
+from mha_core.doctor.probes.many_tokens import filled_up
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
+from mha_core.doctor.traces.cores import Core
 
 BATCH, LENGTHS = 2, (7, 8, 12, 5)
 UNEVEN = 1e-3  # spread of row sums that is no rounding

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import torch
 
+from mha_core.doctor.causes.mistakes import first_named, split_mistake, unequal_lengths
+from mha_core.doctor.causes.pointing import attention_line, projection_line
 from mha_core.doctor.explain import explain
-from mha_core.doctor.influence import NOISE, Probe, depends, hiding, influence, says_local
-from mha_core.doctor.lengths import is_deliberate
-from mha_core.doctor.mistakes import first_named, split_mistake, unequal_lengths
-from mha_core.doctor.pointing import attention_line, projection_line
+from mha_core.doctor.probes.influence import NOISE, Probe, depends, hiding, influence, says_local
+from mha_core.doctor.probes.lengths import is_deliberate
+from mha_core.doctor.probes.streams import ignored_argument, triangle
 from mha_core.doctor.report import CheckResult
-from mha_core.doctor.streams import ignored_argument, triangle
 from mha_core.doctor.subject import Mode, ModuleFailure, Subject
 
 BATCH = 2

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.cores import Core, cores
+from mha_core.doctor.probes.uses import Use, answer_of, difference, pair_mask, takes_length
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.tracing import Trace, traced
-from mha_core.doctor.uses import Use, answer_of, difference, pair_mask, takes_length
+from mha_core.doctor.traces.cores import Core, cores
+from mha_core.doctor.traces.tracing import Trace, traced
 
 TOKENS = 9
 CLOSE = 1e-3

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor.pointing import changed_line
+from mha_core.doctor.causes.pointing import changed_line
+from mha_core.doctor.probes.uses import Use, answer_of, difference, look, mask_choices, probe_sizes
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Mode, Subject
-from mha_core.doctor.tracing import Trace, tensors
-from mha_core.doctor.uses import Use, answer_of, difference, look, mask_choices, probe_sizes
-from mha_core.doctor.walk import drops
+from mha_core.doctor.traces.tracing import Trace, tensors
+from mha_core.doctor.traces.walk import drops
 
 SAME = 1e-5  # relative; two runs of one kernel may add in another order
 _RANDOM_BY_DESIGN = re.compile(r"performer|favor|reformer|lsh|random|stochastic|gumbel|bayes", re.IGNORECASE)

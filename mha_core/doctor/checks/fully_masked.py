@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.influence import NOISE, ROUNDING, Probe, hiding, key_part, movement, redrawn, replaced
-from mha_core.doctor.lengths import is_deliberate, usable_lengths
-from mha_core.doctor.mask_forms import MaskUse
-from mha_core.doctor.mistakes import mask_finding
-from mha_core.doctor.pointing import attention_line, mask_line
+from mha_core.doctor.calls.mask_forms import MaskUse
+from mha_core.doctor.causes.mistakes import mask_finding
+from mha_core.doctor.causes.pointing import attention_line, mask_line
+from mha_core.doctor.probes.influence import NOISE, ROUNDING, Probe, hiding, key_part, movement, redrawn, replaced
+from mha_core.doctor.probes.lengths import is_deliberate, usable_lengths
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
 

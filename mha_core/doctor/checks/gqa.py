@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor.cores import Core
+from mha_core.doctor.probes.uses import Use, look, probe_sizes
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Subject
-from mha_core.doctor.tracing import Trace
-from mha_core.doctor.uses import Use, look, probe_sizes
+from mha_core.doctor.traces.cores import Core
+from mha_core.doctor.traces.tracing import Trace
 
 Map = tuple[int, ...]
 

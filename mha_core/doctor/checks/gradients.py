@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mha_core.doctor.blocks import Block, cutting_line, dead_block
-from mha_core.doctor.causes import softmax_cause
-from mha_core.doctor.cores import cores
-from mha_core.doctor.grad_causes import detach_cause
-from mha_core.doctor.learning import (
+from mha_core.doctor.causes.causes import softmax_cause
+from mha_core.doctor.causes.grad_causes import detach_cause
+from mha_core.doctor.causes.pointing import parameter_line
+from mha_core.doctor.causes.unregistered import Stray, strays
+from mha_core.doctor.probes.blocks import Block, cutting_line, dead_block
+from mha_core.doctor.probes.learning import (
     BackwardError,
     History,
     ending,
@@ -25,11 +26,10 @@ from mha_core.doctor.learning import (
     in_place_cause,
     is_used,
 )
-from mha_core.doctor.pointing import parameter_line
+from mha_core.doctor.probes.uses import Use, look, probe_sizes
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Mode, Subject
-from mha_core.doctor.unregistered import Stray, strays
-from mha_core.doctor.uses import Use, look, probe_sizes
+from mha_core.doctor.traces.cores import cores
 
 EXPLODING, VANISHING = 1e4, 1e-8  # gradient norm over weight norm
 ROUNDING = 1e-5  # of the largest gradient: what is left of a gradient that is zero in exact arithmetic

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mha_core.doctor.half_run import (
+from mha_core.doctor.probes.half_run import (
     FORMATS,
     Format,
     broken_step,
@@ -20,9 +20,9 @@ from mha_core.doctor.half_run import (
     run,
     tiny_constant,
 )
+from mha_core.doctor.probes.uses import Use, answer_of, difference, probe_sizes, row_kept, uses
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Subject
-from mha_core.doctor.uses import Use, answer_of, difference, probe_sizes, row_kept, uses
 
 
 def _result(status: Any, reason: str, evidence: Any, cause: str = "", where: Place | None = None) -> CheckResult:

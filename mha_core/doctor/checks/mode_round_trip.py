@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha_core.doctor.in_training import mode_kept, unscaled_dropout
-from mha_core.doctor.influence import Look
-from mha_core.doctor.pointing import attention_line
+from mha_core.doctor.causes.pointing import attention_line
+from mha_core.doctor.probes.in_training import mode_kept, unscaled_dropout
+from mha_core.doctor.probes.influence import Look
+from mha_core.doctor.probes.uses import Use, answer_of, difference, look, mask_choices, probe_sizes, row_kept
 from mha_core.doctor.report import CheckResult, Place
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.uses import Use, answer_of, difference, look, mask_choices, probe_sizes, row_kept
 
 CLOSE = 1e-3  # relative; far above rounding, far below a mistake
 _STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)

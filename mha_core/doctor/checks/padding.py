@@ -12,24 +12,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mha_core.doctor.equal_values import is_own_map
-from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement
-from mha_core.doctor.lengths import is_deliberate
-from mha_core.doctor.mask_agreement import masks_disagree
-from mha_core.doctor.mistakes import first_named, mask_finding, mask_mistake, mixes_batch_in_training, split_mistake
-from mha_core.doctor.padded import (
-    BATCH,
-    Case,
-    can_compare,
-    nan_spreads,
-    nothing_hidden,
-    padded_cases,
-    with_other_tokens,
+from mha_core.doctor.causes.mistakes import (
+    first_named,
+    mask_finding,
+    mask_mistake,
+    mixes_batch_in_training,
+    split_mistake,
 )
-from mha_core.doctor.pointing import mask_line
+from mha_core.doctor.causes.pointing import mask_line
+from mha_core.doctor.probes import padded
+from mha_core.doctor.probes.equal_values import is_own_map
+from mha_core.doctor.probes.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement
+from mha_core.doctor.probes.lengths import is_deliberate
+from mha_core.doctor.probes.mask_agreement import masks_disagree
+from mha_core.doctor.probes.padded import BATCH, Case
+from mha_core.doctor.probes.weak_fill import fill_note, judge_fill
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.weak_fill import fill_note, judge_fill
 
 HUGE = 1e4
 MODES = {
@@ -43,7 +42,7 @@ MODES = {
 
 def check(subject: Subject) -> CheckResult:
     """Test that a mask over keys hides what it should and nothing else."""
-    cases = padded_cases(subject)
+    cases = padded.padded_cases(subject)
     if not cases:
         reason = "no argument of forward takes a mask that hides keys"
         return CheckResult("padding", "not_applicable", reason)
@@ -60,12 +59,12 @@ def check(subject: Subject) -> CheckResult:
     joined = masks_disagree(subject)
     if joined is not None:
         return joined
-    compared = sum(can_compare(subject, case) for case in cases)
+    compared = sum(padded.can_compare(subject, case) for case in cases)
     evidence = {
         "cases": [case.words for case in cases],
         "modes": len(MODES),
         "cases_compared_without_padding": compared,
-        "nan_in_hidden_tokens_spreads": nan_spreads(subject, cases[0]),
+        "nan_in_hidden_tokens_spreads": padded.nan_spreads(subject, cases[0]),
         **fill_note(Probe(subject, Mode(), cases[0].masks).look(cases[0].inputs)),
     }
     reason = f"hidden tokens move nothing, even when scaled by {HUGE:.0e}, and visible ones do, in {len(MODES)} modes"
@@ -85,7 +84,7 @@ def _judge(subject: Subject, case: Case, words: str, mode: Mode) -> CheckResult 
     told = f"{words}, {case.words}"
     if (broken := _broken(subject, probe, case, before, told)) is not None:
         return broken
-    effect = movement(before, probe.under(nothing_hidden(subject, case)).output(case.inputs))
+    effect = movement(before, probe.under(padded.nothing_hidden(subject, case)).output(case.inputs))
     content = _hidden_content(subject, probe, case, before, told)
     visible = _visible(subject, probe, case, before)
     if content is not None:
@@ -124,7 +123,7 @@ def _broken(subject: Subject, probe: Probe, case: Case, before: Tensor, words: s
 def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, words: str) -> CheckResult | None:
     """Replace what is hidden, by tokens of usual size and by huge ones."""
     for scale in (1.0, HUGE):
-        moved = movement(before, probe.output(with_other_tokens(case.inputs, ~case.keep, scale)))
+        moved = movement(before, probe.output(padded.with_other_tokens(case.inputs, ~case.keep, scale)))
         leaks = torch.where(case.rows, moved, 0.0)
         if float(leaks.max()) <= NOISE:
             continue
@@ -137,9 +136,9 @@ def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, 
             "hidden_tokens_scale": scale,
             "hidden_tokens_of_sample": [int(i) for i in (~case.keep[sample]).nonzero()[:, 0]],
         }
-        look = probe.look(with_other_tokens(case.inputs, ~case.keep, scale))
+        look = probe.look(padded.with_other_tokens(case.inputs, ~case.keep, scale))
         if scale > 1.0:
-            weak = judge_fill("padding", look, _score_scale(scale), words, evidence)
+            weak = judge_fill("padding", look, scale**0.5, words, evidence)  # as if both sides grew by the root
             if weak is not None:
                 return weak
             continue
@@ -156,10 +155,6 @@ def _hidden_content(subject: Subject, probe: Probe, case: Case, before: Tensor, 
     return None
 
 
-def _score_scale(scale: float) -> float:
-    return float(scale**0.5)  # hidden keys alone grow: as if both sides grew by the root
-
-
 def _carries_neighbours(subject: Subject, leaks: Tensor, case: Case) -> bool:
     return bool({"conv", "recurrent"} & set(subject.position_signs)) and bool((leaks <= NOISE)[case.rows].any())
 
@@ -171,7 +166,7 @@ def _visible(subject: Subject, probe: Probe, case: Case, before: Tensor) -> bool
         token = int(places[0])
         where = torch.zeros_like(case.keep)
         where[sample, token] = True
-        moved = movement(before, probe.output(with_other_tokens(case.inputs, where)))[sample]
+        moved = movement(before, probe.output(padded.with_other_tokens(case.inputs, where)))[sample]
         rows = case.rows[sample].clone()
         if key_part(case.inputs) == "tokens":
             rows[token] = False
@@ -245,7 +240,7 @@ def _head_zeros(weights: Tensor) -> Tensor:
 
 def _unpadded(subject: Subject, probe: Probe, case: Case, before: Tensor, words: str) -> CheckResult | None:
     """Compare each padded sample with itself without padding and without a mask."""
-    if not can_compare(subject, case) or is_own_map(subject, probe.look(case.inputs)):
+    if not padded.can_compare(subject, case) or is_own_map(subject, probe.look(case.inputs)):
         return None
     for sample in range(2):
         keep, rows = case.keep[sample], case.rows[sample]
@@ -283,7 +278,7 @@ def _large_scores(probe: Probe, case: Case, words: str) -> CheckResult | None:
     for scale in (1e2, 1e3, 1e4):
         inputs = mapped(case.inputs, lambda tensor, by=scale: tensor * by)  # type: ignore[misc]
         before = probe.output(inputs)
-        after = probe.output(with_other_tokens(inputs, ~case.keep))
+        after = probe.output(padded.with_other_tokens(inputs, ~case.keep))
         leaks = torch.where(case.rows & before.isfinite().flatten(2).all(-1), movement(before, after), 0.0)
         if float(leaks.max()) > NOISE:
             sample, row = divmod(int(leaks.argmax()), leaks.shape[1])

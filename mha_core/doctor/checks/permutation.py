@@ -14,14 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.head_rows import scrambled
-from mha_core.doctor.influence import NOISE, ROUNDING, Probe, key_part, mapped, movement, redrawn, replaced, says_local
-from mha_core.doctor.lengths import usable_lengths
-from mha_core.doctor.many_tokens import blocks_apart, favours_far
-from mha_core.doctor.mistakes import split_mistake
-from mha_core.doctor.pointing import Break, attention_line, order_break
+from mha_core.doctor.causes.mistakes import split_mistake
+from mha_core.doctor.causes.pointing import Break, attention_line, order_break
+from mha_core.doctor.probes.head_rows import scrambled
+from mha_core.doctor.probes.influence import (
+    NOISE,
+    ROUNDING,
+    Probe,
+    key_part,
+    mapped,
+    movement,
+    redrawn,
+    replaced,
+    says_local,
+)
+from mha_core.doctor.probes.lengths import usable_lengths
+from mha_core.doctor.probes.many_tokens import blocks_apart, favours_far
+from mha_core.doctor.probes.rotary_sense import rotation_without_order, unequal_distances
 from mha_core.doctor.report import CheckResult
-from mha_core.doctor.rotary_sense import rotation_without_order, unequal_distances
 from mha_core.doctor.subject import Inputs, Mode, Subject
 
 BATCH, LENGTHS = 2, (7, 8, 12, 5)

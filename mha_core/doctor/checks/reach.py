@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mha_core.doctor.candidates import is_grid
-from mha_core.doctor.head_findings import look_inside
-from mha_core.doctor.influence import NOISE, ROUNDING, Probe, depends, influence, key_part, movement, says_local
-from mha_core.doctor.layout import sides
-from mha_core.doctor.lengths import is_deliberate, length_failure, usable_lengths
-from mha_core.doctor.mistakes import first_named, split_mistake, unequal_lengths
-from mha_core.doctor.pointing import attention_line
+from mha_core.doctor.calls.candidates import is_grid
+from mha_core.doctor.calls.layout import sides
+from mha_core.doctor.causes.mistakes import first_named, split_mistake, unequal_lengths
+from mha_core.doctor.causes.pointing import attention_line
+from mha_core.doctor.probes.head_findings import look_inside
+from mha_core.doctor.probes.influence import NOISE, ROUNDING, Probe, depends, influence, key_part, movement, says_local
+from mha_core.doctor.probes.lengths import is_deliberate, length_failure, usable_lengths
 from mha_core.doctor.report import CheckResult
 from mha_core.doctor.subject import Mode, ModuleFailure, Subject
 

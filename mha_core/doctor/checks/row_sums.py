@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha_core.doctor.causes import mask_cause, softmax_cause
-from mha_core.doctor.cores import Core
-from mha_core.doctor.report import CheckResult, Place
-from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
-from mha_core.doctor.uses import Sight, Use, answer_of, difference, look, probe_sizes, sights, uses
-from mha_core.doctor.weight_rows import (
+from mha_core.doctor.causes.causes import mask_cause, softmax_cause
+from mha_core.doctor.probes.uses import Sight, Use, answer_of, difference, look, probe_sizes, sights, uses
+from mha_core.doctor.probes.weight_rows import (
     MOST_SINKS,
     SUMS,
     all_one,
@@ -31,6 +28,9 @@ from mha_core.doctor.weight_rows import (
     visible_rows,
     weights_without_dropout,
 )
+from mha_core.doctor.report import CheckResult, Place
+from mha_core.doctor.subject import Inputs, Mode, ModuleFailure, Subject
+from mha_core.doctor.traces.cores import Core
 
 _SINKS = re.compile(r"sink|off_by_one|softmax_?(1|one|plus)|quiet|null_(k|v|key|value)|bias_k|zero_attn", re.IGNORECASE)
 _OTHER_MAPS = ("sigmoid", "relu", "elu", "gelu", "tanh")

@@ -10,11 +10,11 @@ import math
 import re
 from typing import Any
 
-from mha_core.doctor.cores import Core
+from mha_core.doctor.probes.scale_factor import Meaning, meaning, near, rows_have_one_length, saturation
+from mha_core.doctor.probes.uses import Sight, Use, look, probe_sizes, sights, takes_length, uses
 from mha_core.doctor.report import CheckResult, Place
-from mha_core.doctor.scale_factor import Meaning, meaning, near, rows_have_one_length, saturation
 from mha_core.doctor.subject import Subject
-from mha_core.doctor.uses import Sight, Use, look, probe_sizes, sights, takes_length, uses
+from mha_core.doctor.traces.cores import Core
 
 _ORDER = ("fail", "warn", "by_design", "pass")
 _TEMPERATURES = re.compile(r"temperature|multiplier|pre_attn_scal|logit_scale|\btau\b|sharpness", re.IGNORECASE)

@@ -76,7 +76,8 @@ def refused(match: re.Match[str], problem: Problem) -> Explanation:
     )
     kind = found[0][1] if found else "amp"
     fixes = tuple(fix for _, _, _, fix in found[:3])
-    return Explanation(True, kind, said + ".", (*fixes, SDPA_HINT if "operator" in match[0] else ANY_KERNEL))
+    fixes = (*fixes, SDPA_HINT if "operator" in match[0] else ANY_KERNEL)
+    return Explanation(True, kind, said + ".", tuple(dict.fromkeys(fixes)))
 
 
 def head_limit(match: re.Match[str], problem: Problem) -> Explanation:

@@ -11,6 +11,8 @@ from mha_core.doctor.explainers.solve import USUAL_HEADS, divisors, power_of_two
 MASK_WORDS = r"mask|scores? ?\+|energy|attn_bias|tril|triu"
 ROTARY_WORDS = r"\bcos\b|\bsin\b|rotary|rotate_half|rope|freqs"
 POSITION_WORDS = r"pos_emb|position_embed|positional|pos_encod|pos_embed|self\.pe\b|\.pe\[|token_type|wpe"
+KV_WORDS = r"repeat_kv|n_rep\b|key_value_heads|kv_heads|enable_gqa"
+HEAD_DIMS = (32, 64, 80, 96, 128, 160, 256)
 CACHE_WORDS = r"past_key|kv_cache|cache"
 MOST_HEADS = 128
 REPEAT_FIX = (
@@ -80,10 +82,12 @@ def _heads(a: int, b: int, problem: Problem) -> Iterator[Reading]:
             f"= Sk * {a} / Sq came out as its head count"
         )
         yield Reading("head_split", inferred, sentence, (LENGTH_OF_K,), {"num_heads": a})
-        if a > b and problem.sizes.get("num_kv_heads") == b:
+        if a > b > 1:
+            grouped = problem.sizes.get("num_kv_heads") == b or problem.hints(KV_WORDS)
             sentence = f"{b} KV heads do not divide {a} heads, so they cannot be repeated to match"
             fix = f"num_kv_heads among {', '.join(str(d) for d in divisors(a))}"
-            yield Reading("gqa", 6.0, sentence, (fix,), {"num_heads": a, "num_kv_heads": b})
+            score = 6.0 if grouped else 4.6
+            yield Reading("gqa", score, sentence, (fix,), {"num_heads": a, "num_kv_heads": b})
     if b % a == 0:
         roles = {"num_heads": b, "num_kv_heads": a}
         sentence = f"{b} heads meet {a} KV heads; {a} divides {b}, so one side lacks its repetition by {b // a}"
@@ -104,6 +108,13 @@ def _rows(a: int, b: int, problem: Problem) -> Iterator[Reading]:
     sentence = f"the scores have {a} on the axis of the queries, the mask {b}: it was built for another length"
     fix = "build the mask from the scores: torch.ones(Sq, Sk).tril(Sk - Sq).bool(), rows are queries, columns keys"
     yield Reading("mask_shape", 5.0 + mask, sentence, (fix,), {"length": a})
+    batch, length = (a, b) if problem.sizes.get("batch") == a else (min(a, b), max(a, b))
+    sentence = (
+        f"a mask (B, Sk) without axes for the heads and the queries puts its batch of {batch} where the {length} "
+        "queries stand"
+    )
+    score = (5.6 if batch <= 64 else 4.0) + mask
+    yield Reading("mask_shape", score, sentence, (MASK_AXES,), {"batch": batch, "length": length})
     if a % b == 0 and problem.sizes.get("num_heads") == a:
         sentence = f"heads stand on axis 2, (B, S, H, D), and {a} query heads meet {b} KV heads that are not repeated"
         fix = f"k.repeat_interleave({a // b}, dim=2) in this layout, or transpose(1, 2) first"
@@ -145,7 +156,7 @@ def _keys(a: int, b: int, problem: Problem) -> Iterator[Reading]:
 def _anywhere(a: int, b: int, axis: int, problem: Problem) -> Iterator[Reading]:
     """Read what the pasted text or the sizes speak of: rotary tables, learned positions."""
     halved = a == 2 * b or b == 2 * a
-    if axis in (2, 3) and halved and max(a, b) % 2 == 0 and (max(a, b) in (32, 64, 80, 96, 128, 160, 256)):
+    if axis in (2, 3) and halved and max(a, b) % 2 == 0 and (axis == 3 or max(a, b) in HEAD_DIMS):
         half, full = min(a, b), max(a, b)
         sentence = (
             f"{full} channels of a head meet rotary tables cos and sin of {half}: each angle serves a pair of channels"
@@ -154,7 +165,9 @@ def _anywhere(a: int, b: int, axis: int, problem: Problem) -> Iterator[Reading]:
             f"torch.cat((freqs, freqs), dim=-1) for the half-split layout (or repeat_interleave(2, -1)): {half} to "
             f"{full}"
         )
-        score = 5.5 + (axis == 3) + 4 * problem.hints(ROTARY_WORDS)
+        score = (5.5 + (axis == 3) if full in HEAD_DIMS else 5.2 if full % 8 == 0 else 3.5) + 4 * problem.hints(
+            ROTARY_WORDS
+        )
         yield Reading("position", score, sentence, (fix, "apply rotary after the heads are split"), {"head_dim": full})
     if problem.hints(ROTARY_WORDS) and axis in (1, 2):
         sentence = (

@@ -15,6 +15,7 @@ PLAIN = {
     "c10::bfloat16": "bfloat16",
     "float": "float32",
     "double": "float64",
+    "long int": "int64",
 }
 
 
@@ -42,7 +43,7 @@ def too_large(match: re.Match[str], problem: Problem) -> Explanation:
 def two_dtypes(match: re.Match[str], problem: Problem) -> Explanation:
     """Explain a product of two dtypes."""
     a, b = plain(match["a"]), plain(match["b"])
-    whole = {"long", "int", "bool", "byte", "short"}
+    whole = {"long", "int64", "int", "bool", "byte", "short"}
     if whole & {a, b}:
         said = f"A layer met {a} and {b}: token ids or a mask reached a product that takes floating point numbers."
         return Explanation(True, "amp", said, ("embed the ids first: nn.Embedding(vocabulary, E)(ids)", "x.float()"))
@@ -141,7 +142,7 @@ RULES: tuple[Rule, ...] = (
         three_dtypes,
     ),
     rule(
-        rf"expected m1 and m2 to have the same dtype,? but got:? (?P<a>{DTYPE}) != (?P<b>{DTYPE})",
+        rf"expected m1 and m2 to have the same dtype,? but got:? (?P<a>(?:long )?{DTYPE}) != (?P<b>(?:long )?{DTYPE})",
         two_dtypes,
     ),
     rule(r"mat1 and mat2 must have the same dtype,? but got (?P<a>\w+) and (?P<b>\w+)", two_dtypes),

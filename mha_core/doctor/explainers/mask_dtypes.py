@@ -93,11 +93,24 @@ RULES: tuple[Rule, ...] = (
     ),
     says(
         (
-            r"Subtraction, the - operator, with (?:a|two) bool tensors? is not supported|~ \(operator\.invert\) "
-            r"(?:\(operator\.invert\) )?is only implemented on"
+            r"(?:Subtraction|Negation), the - operator, (?:with|on) (?:a|two) bool tensors? is not supported|"
+            r"~ \(operator\.invert\) (?:\(operator\.invert\) )?is only implemented on"
         ),
         "mask_dtype",
         "The mask is inverted by an operation its dtype lacks: 1 - mask needs numbers, ~mask needs bool.",
         "~mask for bool; 1 - mask, or mask == 0, for numbers",
+    ),
+    says(
+        r"bitwise_(?P<op>and|or|xor)_\w+\W+not implemented for '?(?P<dtype>Float|Half|BFloat16|Double)",
+        "mask_dtype",
+        "Masks are combined by & and |, which are made for bool, and one of them holds numbers (<dtype>): a float "
+        "attention_mask of 0 and 1 (transformers combines it with the causal one), or an additive mask of 0 and -inf.",
+        "attention_mask.bool(), or .long(), where 1 = may attend; mask == 0 for an additive one",
+    ),
+    says(
+        r"argument 'attn_mask' must be Tensor, not (?P<have>\w+)",
+        "mask_dtype",
+        "attn_mask must be a tensor, and a <have> was given.",
+        "attn_mask=torch.as_tensor(mask, dtype=torch.bool, device=q.device), True = may attend; None for no mask",
     ),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from mha_core.doctor.explainers.answer import Explanation, Problem, Reading, Rule, answer, numbers, rule, says
 from mha_core.doctor.explainers.broadcast import MASK_AXES
+from mha_core.doctor.explainers.key_masks import BATCH_FIRST, LIST
 
 PER_HEAD = "mask.repeat_interleave(num_heads, dim=0), in this order: repeat(num_heads, 1, 1) would mix samples"
-BATCH_FIRST = "nn.MultiheadAttention(..., batch_first=True), or permute the input, not the mask"
-LIST = r"(?:torch\.Size\()?[\[(](?P<{}>[\d, ]+)[\])]\)?"
+PADDING_FIX = "mha(x, x, x, key_padding_mask=mask), (B, Sk), True = hidden; attn_mask is (Sq, Sk)"
 
 
 def pairs_mask(match: re.Match[str], problem: Problem) -> Explanation | None:
@@ -20,7 +21,7 @@ def pairs_mask(match: re.Match[str], problem: Problem) -> Explanation | None:
     facts = (
         f"The layer sees {problem.named(want[0])} queries and {problem.named(want[1])} keys, the mask is {list(have)}."
     )
-    readings = []
+    readings = list(_padding(have, want))
     square = have[0] == have[-1]
     if square and want[0] == want[1]:
         sentence = (
@@ -45,14 +46,29 @@ def pairs_mask(match: re.Match[str], problem: Problem) -> Explanation | None:
     )
     roles = {"length": want[0]}
     sentence = f"the mask was built for {have[0]} tokens and the input has {want[0]}"
-    readings.append(Reading("mask_shape", 5.0, sentence, (fix,), roles))
+    if square or have[-1] != want[1]:
+        readings.append(Reading("mask_shape", 5.0, sentence, (fix,), roles))
     return answer(facts, readings, problem)
+
+
+def _padding(have: tuple[int, ...], want: tuple[int, ...]) -> Iterator[Reading]:
+    """Read a padding mask (B, Sk) that was given as attn_mask: its keys fit, its rows are no queries."""
+    if len(have) == 2 and have[1] == want[1] and have[0] != want[0]:
+        sentence = (
+            f"this is a padding mask (B, Sk): its {have[1]} keys fit, and {have[0]} is the batch, not the queries"
+        )
+        roles = {"batch": have[0], "k_len": have[1]}
+        yield Reading("mask_shape", 7.0, sentence, (PADDING_FIX,), roles)
 
 
 def _three(have: tuple[int, ...], want: tuple[int, ...], problem: Problem) -> Explanation | None:
     facts = f"A 3-D mask must be (batch x heads, Sq, Sk) = {list(want)} and is {list(have)}."
     rows = (have[0], want[0])
     readings = []
+    if have[1] == 1 < want[1] and have[2] == want[2]:
+        sentence = f"this is a padding mask (B, 1, Sk) for a batch of {have[0]}: it speaks of keys, not of pairs"
+        fix = "mha(x, x, x, key_padding_mask=mask[:, 0]), (B, Sk), True = hidden"
+        readings.append(Reading("mask_shape", 8.0, sentence, (fix,), {"batch": have[0]}))
     if want[0] % have[0] == 0 and have[0] < want[0]:
         n = want[0] // have[0]
         who = "one mask for all" if have[0] == 1 else f"it has one mask per sequence of {have[0]}"
@@ -69,33 +85,6 @@ def _three(have: tuple[int, ...], want: tuple[int, ...], problem: Problem) -> Ex
     return answer(facts, readings, problem)
 
 
-def keys_mask(match: re.Match[str], problem: Problem) -> Explanation | None:
-    """Explain a key_padding_mask whose length or batch is another."""
-    axis, want, have = int(match["axis"]), int(match["want"]), int(match["have"])
-    if axis == 0:
-        facts = (
-            f"A key padding mask is (B, Sk); the layer sees a batch of {problem.named(want)}, the mask has "
-            f"{problem.named(have)} rows."
-        )
-        if have % want == 0:
-            sentence = f"{have} = {want} x {have // want}: the mask was repeated, as for every head"
-            once = "one row per sequence, without repeating it for the heads"
-            return answer(facts, [Reading("mask_shape", 5.0, sentence, (once,), {"batch": want})], problem)
-        sentence = f"the layer reads (S, B, E), so {want} is really the length (batch_first=False is the default)"
-        transposed = "the mask is transposed, (Sk, B): it is (B, Sk) whatever batch_first says"
-        readings = [
-            Reading("batch_first", 5.0, sentence, (BATCH_FIRST,), {"batch": have, "length": want}),
-            Reading("mask_shape", 4.5, transposed, ("mask.t()",), {"batch": want}),
-        ]
-        return answer(facts, readings, problem)
-    sentence = (
-        f"a key padding mask is (B, Sk): the keys are {want} and the mask speaks of {have}; a mask of the "
-        "target length serves self-attention only"
-    )
-    fixes = ("in decoder cross-attention pass the source's padding mask (memory_key_padding_mask)", BATCH_FIRST)
-    return answer("", [Reading("cross_dims", 5.0, sentence, fixes, {"k_len": want})], problem)
-
-
 def huggingface(match: re.Match[str], problem: Problem) -> Explanation | None:
     """Explain what transformers says of masks, weights and outputs "should be of size"."""
     want, have = numbers(match["want"]), numbers(match["have"])
@@ -105,6 +94,13 @@ def huggingface(match: re.Match[str], problem: Problem) -> Explanation | None:
     facts = f"Wanted {list(want)}, given {list(have)}" + (f" ({spoken})." if spoken else ".")
     if "mask" in what:
         return answer(facts, [_mask_of(want, have)], problem)
+    if len(apart) == 2 and have == _exchanged(want, *apart) and "mask" not in what:
+        i, j = apart
+        sentence = (
+            f"axes {i} and {j} are exchanged: the numbers are right and a transpose({i}, {j}) is missing or done twice"
+        )
+        fix = f"(B, S, H, D) becomes (B, H, S, D) by one transpose({i}, {j}), before the product and not after it"
+        return answer(facts, [Reading("head_split", 7.0, sentence, (fix,))], problem)
     if "output" in what:
         sentence = (
             "values, heads and head_dim do not come together: V has another head count (KV heads not "
@@ -119,6 +115,13 @@ def huggingface(match: re.Match[str], problem: Problem) -> Explanation | None:
         kind, sentence = "gqa", "heads or batch differ: KV heads not repeated, or another batch in the cache"
     fixes = ("kv_seq_len = key_states.shape[-2] after the cache is updated", "start with past_key_values=None")
     return answer(facts, [Reading(kind, 5.0, sentence, fixes)], problem)
+
+
+def _exchanged(shape: tuple[int, ...], i: int, j: int) -> tuple[int, ...]:
+    """Give a shape with two of its axes exchanged."""
+    found = list(shape)
+    found[i], found[j] = shape[j], shape[i]
+    return tuple(found)
 
 
 def _mask_of(want: tuple[int, ...], have: tuple[int, ...]) -> Reading:
@@ -136,10 +139,6 @@ def _mask_of(want: tuple[int, ...], have: tuple[int, ...]) -> Reading:
 
 RULES: tuple[Rule, ...] = (
     rule(rf"shape of the [23]D attn_mask is {LIST.format('have')},? but should be {LIST.format('want')}", pairs_mask),
-    rule(
-        r"Expected key_padd(?:ed|ing)_mask\.shape\[(?P<axis>\d)\] to be (?P<want>\d+),? but got (?P<have>\d+)",
-        keys_mask,
-    ),
     rule(
         r"(?P<what>attention[ _]mask|attention weights|attn_weights|attn_output\w*|\b\w{1,40}attn_output|attn_probs) "
         r"should "

@@ -178,6 +178,34 @@ RULES: tuple[Rule, ...] = (
     rule(rf"mat1 and mat2 shapes cannot be multiplied \({PAIR.format('a')} and {PAIR.format('b')}\)", product),
     rule(rf"size mismatch,? m1: {PAIR.format('a')},? m2: {PAIR.format('b')}", product),
     rule(rf"mat1 dim 1 must match mat2 dim 0(?:.*?{PAIR.format('a')}.*?{PAIR.format('b')})", product),
+    says(
+        r"mat1 dim 1 must match mat2 dim 0",
+        "cross_dims",
+        "The input's last axis is not the in_features of a linear layer (this version tells no sizes): keys and values "
+        "of another width than embed_dim, heads that were not joined, or axes in another order.",
+        "print(x.shape, layer.in_features) before the call: the last axis must be the channels",
+        "kdim=, vdim= in nn.MultiheadAttention; x.transpose(1, 2).reshape(B, S, H * D) before the output projection",
+    ),
+    says(
+        r"(?:output subscript|Unknown axis) (?P<letter>\w+) (?:on right side|does not appear in the equation)",
+        "head_split",
+        "The letter <letter> stands in the result and in no operand; a product cannot make an axis. Where it is "
+        "the heads, the operands were not split: they are (B, S, E), not (B, H, S, D).",
+        "x.view(B, S, H, D).transpose(1, 2) for q and k, then einsum('bhqd,bhkd->bhqk', q, k)",
+    ),
+    says(
+        r"output subscript (?P<letter>\w) appears more than once",
+        "head_split",
+        "The letter <letter> stands twice in the result: queries and keys need two letters, even where both have one "
+        "length.",
+        "einsum('bhqd,bhkd->bhqk', q, k)",
+    ),
+    says(
+        r"einsum\(\)\W+(?P<more>more|fewer) operands were provided than specified",
+        "head_split",
+        "The equation has an operand for each part between its commas, and <more> tensors were given.",
+        "einsum('bhqd,bhkd->bhqk', q, k): two parts, two operands",
+    ),
     rule(rf"shapes \(?{SHAPE.format('a')} and {SHAPE.format('b')} not aligned", product),
     rule(rf"Matrix size-incompatible: In\[0\]: {SHAPE.format('a')}, In\[1\]: {SHAPE.format('b')}", product),
     rule(

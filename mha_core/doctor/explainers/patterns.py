@@ -138,6 +138,25 @@ RULES: tuple[Rule, ...] = (
         "repeat(mask, 'b j -> b h i j', h=heads, i=q_len)",
     ),
     says(
+        r"Specify sizes for new axes in repeat: \{?(?P<names>[^}]+)",
+        "head_split",
+        "repeat is to make the new axes <names> and their sizes are not told.",
+        "repeat(x, 'b s e -> b h s e', h=num_heads): one size for each new letter",
+    ),
+    says(
+        r"Axis (?P<name>\w+) is not used in transform",
+        "head_split",
+        "A size was given for <name>, and the pattern has no such axis: the letter of the pattern and the name of the "
+        "size must be the same.",
+        "rearrange(x, 'b s (h d) -> b h s d', h=num_heads), or (heads d) in the pattern with heads=num_heads",
+    ),
+    says(
+        r"Imbalanced parentheses in expression",
+        "head_split",
+        "The pattern opens or closes one of its parentheses only.",
+        "'b s (h d) -> b h s d' splits, 'b h s d -> b s (h d)' joins",
+    ),
+    says(
         r"Error while processing \w+-reduction pattern|Unexpected identifiers on the left side of repeat|EinopsError",
         "head_split",
         "An einops pattern does not fit its tensor; the last line of the text names the axis.",

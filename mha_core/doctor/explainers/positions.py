@@ -37,6 +37,20 @@ def beyond(match: re.Match[str], problem: Problem) -> Explanation | None:
 
 
 RULES: tuple[Rule, ...] = (
+    says(
+        r"RoPE requires an even rotary dimension,? but got head_dim\W{1,3}(?P<d>\d+)(?: with partial_rotary_factor"
+        r"\W{1,2}(?P<f>[\d.]+))?",
+        "position",
+        "Rotary positions turn pairs of channels, so their number must be even; head_dim <d> (times the "
+        "partial_rotary_factor) is odd.",
+        "an even head_dim: hidden_size / num_attention_heads divisible by 2, or head_dim set by itself",
+    ),
+    says(
+        r"Missing required keys in rope_(?:parameters|scaling) for 'rope_type'='(?P<type>\w+)': \{(?P<keys>[^}]+)\}",
+        "position",
+        "Rotary scaling of the type <type> needs <keys> in the configuration too.",
+        "rope_parameters={'rope_type': '<type>', 'rope_theta': 10000.0, <keys>: ...}",
+    ),
     rule(r"index (?P<index>\d+) is out of bounds for (?:dimension|axis) \d+ with size (?P<size>\d+)", beyond),
     rule(
         (

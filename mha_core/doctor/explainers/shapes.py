@@ -9,12 +9,16 @@ from itertools import combinations, zip_longest
 from mha_core.doctor.explainers.answer import Explanation, Problem, Reading, Rule, answer, numbers, rule, says
 from mha_core.doctor.explainers.broadcast import MASK_AXES, REPEAT_FIX, TABLE_FIX
 
+SUBJECT = r"attn|attention|softmax|scores|mask|num_heads|head_dim|pos_?emb|position|token|transformer|query|rotary"
 LIST = r"[\[(][-\d, x]*[\])]"
 SHAPE = r"[\[(](?P<{}>[-\d, x?None]*)[\])]"
 
 
 def two_shapes(match: re.Match[str], problem: Problem) -> Explanation | None:
-    """Explain two shapes that do not broadcast."""
+    """Explain two shapes that do not broadcast, where something speaks of attention: a word, four axes, a size."""
+    axes = max(len(numbers(match["a"])), len(numbers(match["b"])))
+    if axes < 4 and not problem.sizes and not problem.hints(SUBJECT):
+        return None
     return fit(numbers(match["a"]), numbers(match["b"]), problem)
 
 
@@ -221,6 +225,20 @@ RULES: tuple[Rule, ...] = (
         missing_axis,
     ),
     rule(r"input\.dim\(\) = (?P<have>\d+) is not equal to len\(dims\) = (?P<named>\d+)", axis_count),
+    says(
+        r"number of dims don't match in permute",
+        "head_split",
+        "permute names another number of axes than the tensor has. With (0, 2, 1, 3) it wants (B, S, H, D), and "
+        "(B, S, E) has not been split; with three axes named, the heads are still an axis of their own.",
+        "x.view(B, S, H, D).permute(0, 2, 1, 3)",
+        "print(x.shape) before this line and name as many axes as it has",
+    ),
+    says(
+        r"(?:permute\(\w*\)\W+duplicate dims are not allowed|repeated dim in permute)",
+        "head_split",
+        "An axis stands twice in the order given to permute; each must stand once.",
+        "x.permute(0, 2, 1, 3) from (B, S, H, D) to (B, H, S, D)",
+    ),
     rule(r"too many indices for tensor of dimension (?P<axes>\d+)", too_many_indices),
     says(
         r"axes don't match array",

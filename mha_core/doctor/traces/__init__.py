@@ -1,0 +1,1 @@
+"""The operations of one call, and the attention found in them."""
